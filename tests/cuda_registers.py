@@ -83,17 +83,19 @@ def table() -> str:
             lines.append(f"| {source} | {name} |{cells}")
     lines += [
         "",
-        "Of these sources, with what they include (16 digits of a digest):",
+        "Of these sources, with what they include and their rows above (16 digits of a digest):",
         "",
         "| source | SHA-256 |",
     ]
-    lines += ["| --- | --- |", *(f"| {source} | {digest(source)} |" for source in SOURCES)]
+    page = "\n".join(lines)
+    lines += ["| --- | --- |", *(f"| {source} | {digest(source, page)} |" for source in SOURCES)]
     return "\n".join(lines) + "\n"
 
 
-def digest(source: str) -> str:
-    """Tell a source that was compiled from one that has changed since."""
-    return sha256("\n".join([*OPTIONS, source_text(source)]).encode()).hexdigest()[:16]
+def digest(source: str, page: str) -> str:
+    """Tell a source that was compiled, and its rows on the page, from what has changed since."""
+    rows = [row[0] for row in _ROW.finditer(page) if row["source"] == source]
+    return sha256("\n".join([*OPTIONS, source_text(source), *rows]).encode()).hexdigest()[:16]
 
 
 def listed() -> Iterator[tuple[str, Needs]]:
