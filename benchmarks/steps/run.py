@@ -30,7 +30,7 @@ RANK_CORES = 2
 """All ranks of a case together have so many, whatever the machine has."""
 
 _MOST_STEPS = 20  # of a turn
-_LEAST_WARM, _WARM_S = 2, 1.0  # what needs longer to find its way is not as it will be
+_LEAST_WARM, _WARM_TURNS = 2, 2.5  # steps, and turns: a method finds its way before it is timed
 
 
 @dataclass
@@ -142,10 +142,11 @@ class StepsBench:
     def _set_up(self, name: str, ranks: Ranks) -> Generator[str, None, dict[Method, _Turns]]:
         """Set all methods up; return how long their turns are."""
         turns: dict[Method, _Turns] = {}
+        budget_s = self._settings.budget_s
         for method in self._settings.methods:
             yield f"{name}: setting {method.name} up"
             ranks.ask("open", method=method)
-            steps = turn_steps(self._settings.budget_s, _warm_step_s(ranks, method))
+            steps = turn_steps(budget_s, _warm_step_s(ranks, method, budget_s))
             turns[method] = _Turns(steps)
         return turns
 
@@ -169,10 +170,10 @@ class StepsBench:
         return ranks
 
 
-def _warm_step_s(ranks: Ranks, method: Method) -> float:
+def _warm_step_s(ranks: Ranks, method: Method, budget_s: float) -> float:
     """Train until a method is as it will be; return what a step takes then."""
     steps_s: list[float] = []
-    end_s = time.monotonic() + _WARM_S
+    end_s = time.monotonic() + _WARM_TURNS * budget_s
     while len(steps_s) < _LEAST_WARM or time.monotonic() < end_s:
         steps_s.append(ranks.ask("train", method=method, steps=1)["step_s"])
     return steps_s[-1]
