@@ -341,6 +341,7 @@ def fail_in_the_middle(*, kind: str, size: int, connections: int = 1) -> dict[st
         buffer = torch.zeros(size, dtype=torch.uint8)
         if transport.rank == 0:
             transport.exchange(key, Exchange({}, {1: buffer}), 0, answers.done(key))
+            dist.barrier()  # no rank sends so much to one that does not wait for it
             until(buffer.any)
             transport.fail(CompressaError("enough"))
             kept = buffer.clone()
@@ -348,6 +349,7 @@ def fail_in_the_middle(*, kind: str, size: int, connections: int = 1) -> dict[st
             untouched = torch.equal(kept, buffer)
         else:
             sent = Exchange({0: torch.ones(size, dtype=torch.uint8)}, {0: buffer})
+            dist.barrier()
             transport.exchange(key, sent, 0, answers.done(key))
             until(lambda: failures)
             untouched = True
