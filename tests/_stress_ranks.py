@@ -194,9 +194,16 @@ def open_things() -> dict[str, int]:
         with contextlib.suppress(OSError):
             to_socket = os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
             sockets, files = sockets + to_socket, files + (not to_socket)
-    tasks = list(Path("/proc/self/task").iterdir())
-    children = sum(len((task / "children").read_text().split()) for task in tasks)
-    return {"sockets": sockets, "files": files, "threads": len(tasks), "children": children}
+    threads, children = _threads_and_children()
+    return {"sockets": sockets, "files": files, "threads": threads, "children": children}
+
+
+def _threads_and_children() -> tuple[int, int]:
+    """Count both at one moment: the children of a thread that ends pass to another one."""
+    while True:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one ended meanwhile
+            tasks = list(Path("/proc/self/task").iterdir())
+            return len(tasks), sum(len((task / "children").read_text().split()) for task in tasks)
 
 
 def _left(

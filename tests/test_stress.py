@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from _ranks import Pools
 from _stress_arena import Arena, kinds_here, transports_here
 from _stress_invariants import InvariantError, Invariants
+from _stress_ranks import open_things
 from _stress_schedules import COMPRESSORS, KINDS, LASTING, STEPS, TRANSPORTS, Fault, Schedule, draw
 
 pytestmark = pytest.mark.ranks
@@ -95,6 +97,25 @@ def test_it_holds_when_links_go_down(arena: Arena) -> None:
 def test_what_is_broken_on_purpose_is_found_out(what: str, fault: Fault, arena: Arena) -> None:
     with pytest.raises(InvariantError, match=rf"^{what}: .*"):
         arena.run(schedule("tcp", "topk", fault))
+
+
+def test_threads_are_counted_while_some_end() -> None:
+    """One that ended between the list of threads and its children had failed a schedule."""
+    over = threading.Event()
+
+    def start_and_join() -> None:
+        while not over.is_set():
+            brief = threading.Thread(target=int)
+            brief.start()
+            brief.join()
+
+    busy = threading.Thread(target=start_and_join)
+    busy.start()
+    try:
+        assert all(open_things()["threads"] >= 2 for _ in range(500))
+    finally:
+        over.set()
+        busy.join()
 
 
 @pytest.fixture
