@@ -73,6 +73,8 @@ def held(
     )
     engine: Any = model.handle.engine
     engine.submit, engine.wait = made.submit, made.wait
+    units_of = {parameter.name: [unit] for unit, parameter in enumerate(engine.parameters)}
+    engine.awaited = lambda: (units_of, dict.fromkeys(range(len(units_of)), 1))
     try:
         yield model, made
     finally:

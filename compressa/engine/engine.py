@@ -1,9 +1,8 @@
 """The engine: named gradients in, their mean over the ranks out.
 
-`Engine.submit` is the single entry. It only notes what arrived; a unit whose gradients are
-all there goes to the communication thread, which drives its program, and worker threads do
-the encoding and decoding. The returned future is done when every unit that the gradients
-belong to is.
+`Engine.submit` is the single entry. It only notes what arrived; a unit whose gradients are all
+there goes to the communication thread, which drives its program, and worker threads do the encoding
+and decoding. The returned future is done when every unit that the gradients belong to is.
 """
 
 from __future__ import annotations
@@ -152,6 +151,11 @@ class Engine:
             self._communication.start(task)
         return ticket
 
+    def awaited(self) -> tuple[Mapping[str, Sequence[int]], dict[int, int]]:
+        """Return what the step that began last still waits for; see `Arrivals.awaited`."""
+        with self._lock:
+            return self._arrivals.awaited()
+
     @property
     def complete(self) -> bool:
         """Whether all gradients of the step that began last have been submitted."""
@@ -194,7 +198,7 @@ class Engine:
     def stats(self) -> Stats:
         """Return what was measured since the start, on this rank; from any thread."""
         traffic = self.transport.traffic
-        return self._ledger.snapshot(traffic.sent_bytes, traffic.messages)
+        return self._ledger.snapshot(traffic.sent_bytes, traffic.messages, self.planning.overlap)
 
     @property
     def compressors(self) -> Mapping[str, Compressor]:

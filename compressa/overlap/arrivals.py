@@ -1,4 +1,4 @@
-"""Arrivals: gradients of one parameter each, on their way, in the order in which they come."""
+"""Arrivals: gradients on their way, those that were submitted together, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,16 +20,17 @@ Settings = Mapping[str, Any]
 
 @dataclass(eq=False, slots=True)
 class Gradient:
-    """A parameter's gradient of one step, from the moment in which it is submitted.
+    """A parameter's gradient of one step, from the moment in which backward has it.
 
     Attributes:
         parameter: Of which.
         name: Its name.
         step: Of which optimizer step.
         values: What is averaged over the ranks, in place.
-        combined: Done when `values` are the mean; on a GPU, when that is enqueued.
         before: What `parameter.grad` was, if no backward of this rank has reached the parameter.
         reached: Whether one has.
+        combined: Once it is submitted, done when `values` are the mean; on a GPU, when that is
+            enqueued.
         settings: With which hyper-parameters its update is due; None while none is.
         over: Whether it was waited for and, if an update was due, that is done.
     """
@@ -38,20 +39,20 @@ class Gradient:
     name: str
     step: int
     values: torch.Tensor
-    combined: Ticket
     before: torch.Tensor | None = None
     reached: bool = True
+    combined: Ticket = field(init=False)
     settings: Settings | None = None
     over: bool = False
 
-    @property
-    def come(self) -> bool:
-        """Whether `values` are the mean now.
 
-        Raises:
-            CompressaError: They will never be.
-        """
-        return self.combined.done() and reached(self.combined.result())
+def come(combined: Ticket) -> bool:
+    """Whether what was submitted is the mean now.
+
+    Raises:
+        CompressaError: It will never be.
+    """
+    return combined.done() and reached(combined.result())
 
 
 class Arrivals:
@@ -62,18 +63,25 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._expected: dict[int, Gradient] = {}
+        self._expected: dict[int, list[Gradient]] = {}
         self._numbers = itertools.count()
-        self._come: deque[Gradient] = deque()
-        self._seen: deque[Gradient] = deque()
+        self._come: deque[list[Gradient]] = deque()
+        self._seen: deque[list[Gradient]] = deque()
         self._awaited: Ticket | None = None
 
-    def expect(self, gradient: Gradient) -> None:
-        """Have a gradient in the queue as soon as it is combined, or has failed."""
+    def expect(self, gradients: list[Gradient], combined: Ticket) -> None:
+        """Have gradients in the queue as soon as they are combined, or have failed.
+
+        Args:
+            gradients: What was submitted together.
+            combined: Their ticket, which becomes theirs.
+        """
+        for gradient in gradients:
+            gradient.combined = combined
         number = next(self._numbers)
-        self._expected[number] = gradient
-        # A future keeps its callbacks for ever: one that held the gradient would be held by it.
-        gradient.combined.add_done_callback(lambda _: self._put(number))
+        self._expected[number] = gradients
+        # A future keeps its callbacks for ever: one that held gradients would be held by them.
+        combined.add_done_callback(lambda _: self._put(number))
 
     def next(self) -> Ticket:
         """Return a future that is done when something is in the queue that `take` has not seen."""
@@ -96,22 +104,23 @@ class Arrivals:
             CompressaError: One of them has failed.
         """
         with self._lock:
-            come, self._come = self._come, deque()
-        for gradient in come:
-            gradient.combined.result()
-        self._seen.extend(come)
+            came, self._come = self._come, deque()
+        for gradients in came:
+            gradients[0].combined.result()
+        self._seen.extend(came)
         count = 0
-        if last is not None and last in self._seen:
-            count = self._seen.index(last) + 1
-        while count < len(self._seen) and self._seen[count].come:
+        if last is not None:
+            found = (i for i, gradients in enumerate(self._seen, 1) if last in gradients)
+            count = next(found, 0)
+        while count < len(self._seen) and come(self._seen[count][0].combined):
             count += 1
-        return [self._seen.popleft() for _ in range(count)]
+        return [gradient for _ in range(count) for gradient in self._seen.popleft()]
 
     def forget(self) -> None:
         """Let go of what is over."""
         with self._lock:
-            self._come = deque(gradient for gradient in self._come if not gradient.over)
-        self._seen = deque(gradient for gradient in self._seen if not gradient.over)
+            self._come = _left(self._come)
+        self._seen = _left(self._seen)
 
     def _put(self, number: int) -> None:
         with self._lock:
@@ -119,3 +128,9 @@ class Arrivals:
             awaited, self._awaited = self._awaited, None
         if awaited is not None:
             awaited.set_result(None)
+
+
+def _left(queue: deque[list[Gradient]]) -> deque[list[Gradient]]:
+    """What is not over."""
+    left = ([g for g in gradients if not g.over] for gradients in queue)
+    return deque(gradients for gradients in left if gradients)

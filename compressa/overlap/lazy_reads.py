@@ -61,24 +61,26 @@ def guard_class(base: type[torch.Tensor], read: Read) -> type[torch.Tensor]:
     return Guarded
 
 
-def guard(tensor: torch.Tensor, guarded: type[torch.Tensor]) -> None:
-    """Have a tensor tell when it is read.
+def guard(tensors: Iterable[torch.Tensor], guarded: type[torch.Tensor]) -> None:
+    """Have tensors tell when they are read.
 
     Args:
-        tensor: Of the class that `guarded` was made for; its values are not touched.
+        tensors: Of the class that `guarded` was made for; their values are not touched.
         guarded: From `guard_class`.
     """
-    tensor.__class__ = guarded
+    for tensor in tensors:
+        tensor.__class__ = guarded
 
 
-def release(tensor: torch.Tensor, base: type[torch.Tensor]) -> None:
-    """Have a tensor be an ordinary one again.
+def release(tensors: Iterable[torch.Tensor], base: type[torch.Tensor]) -> None:
+    """Have tensors be ordinary ones again.
 
     Args:
-        tensor: Guarded or not.
-        base: The class that it has then.
+        tensors: Guarded or not.
+        base: The class that they have then.
     """
-    tensor.__class__ = base
+    for tensor in tensors:
+        tensor.__class__ = base
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ class OverlappedDataParallel(nn.Module):
     """Trains a module on all ranks; the next forward pass waits for each parameter at its use.
 
     In place of `DistributedDataParallel` and `register_comm_hook`, with any optimizer whose step
-    is per parameter. Each gradient leaves as soon as backward has it. `optimizer.step()` notes the
+    is per parameter. Gradients leave as soon as backward has them. `optimizer.step()` notes the
     hyper-parameters and returns; a parameter is updated, by the optimizer's own step, when its
     gradient has come, at the latest where something first reads the parameter. So what the first
     layers need may go first (`schedule.policy = "priority"`), and the rest has until it is used.
@@ -51,8 +51,9 @@ class OverlappedDataParallel(nn.Module):
             has reached are not updated.
         scaler: The `GradScaler`, if losses are scaled, so that residuals are kept unscaled.
         clip_each: Norm to which each parameter's gradient is cut, by itself, before its update.
-        overlap: Whether steps are deferred; without, `optimizer.step()` waits. The bits are the
-            same.
+        overlap: Whether steps are deferred; without, `optimizer.step()` waits, and the bits are the
+            same. "auto": a few steps are done both ways, and those that follow in the way that
+            takes less time, as `handle.stats().overlap` tells.
         debug: Raise where user code reads a parameter outside of a forward pass while its update is
             due, which ends the overlap; and do the first steps both ways, to see that the
             optimizer's step is per parameter.
@@ -86,7 +87,7 @@ class OverlappedDataParallel(nn.Module):
         find_unused_parameters: bool = False,
         scaler: Any = None,
         clip_each: float | None = None,
-        overlap: bool = True,
+        overlap: bool | Literal["auto"] = "auto",
         debug: bool = False,
     ) -> None:
         super().__init__()
@@ -102,6 +103,8 @@ class OverlappedDataParallel(nn.Module):
         self._options = options
         self._buffers_due = True
         self._closed = False
+        if overlap:
+            self.handle.engine.planning.defer(measured=overlap == "auto")
         parameters = trained(module)
         self._reducer = Reducer(
             self.handle,
@@ -256,7 +259,7 @@ class OverlappedDataParallel(nn.Module):
         due, self._buffers_due = self._buffers_due, trains and self.require_backward_grad_sync
         if not due or not self._options.broadcast_buffers or self.process_group.size() == 1:
             return
-        buffers = [buffer.detach() for buffer in self.module.buffers()]
+        buffers = [buffer.detach() for buffer in self._uses.buffers()]
         if buffers:
             _broadcast_coalesced(self.process_group, buffers, _BUFFERS_AT_ONCE_BYTES, 0)
             self.handle.integrity.keep(self.handle.next_step, dict(self.module.named_buffers()))

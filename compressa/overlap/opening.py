@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ class Options:
     init_sync: bool
     find_unused_parameters: bool
     clip_each: float | None
-    overlap: bool
+    overlap: bool | Literal["auto"]
     debug: bool
 
 

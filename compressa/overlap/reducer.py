@@ -1,4 +1,4 @@
-"""Reducer: gradients leave as backward readies them, one parameter at a time.
+"""Reducer: gradients leave as backward readies them, as soon as a unit has all of its own.
 
 What backward has not reached leaves when the optimizer steps, or when a gradient is read: not at
 the end of backward, which several of them may share, and which there may be several of within one
@@ -10,15 +10,15 @@ as one more parameter of the engine's: a gradient that no rank has is put back t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from compressa.engine.device_stream import Ticket
-from compressa.errors import StateError
+from compressa.errors import CompressaError, StateError
 from compressa.hooks.handle import Handle
-from compressa.overlap.arrivals import Arrivals, Gradient
+from compressa.overlap.arrivals import Arrivals, Gradient, come
 from compressa.overlap.lazy_reads import guard, guard_class, release
 from compressa.overlap.memory import Memory, check_kind
 from compressa.parameters import as_real
@@ -39,7 +39,7 @@ class Reducer:
 
     Attributes:
         arrivals: Gradients that have come.
-        current: What was submitted since the last forward pass with synchronisation, by name.
+        current: What backward has had since the last forward pass with synchronisation, by name.
         reads: How often gradients were wanted before they had been waited for.
     """
 
@@ -64,6 +64,9 @@ class Reducer:
         self._memory = Memory(parameters)
         self._expecting = False
         self._reached: set[str] = set()
+        self._held: dict[str, torch.Tensor] = {}  # until a unit is complete with them
+        self._units_of: Mapping[str, Sequence[int]] = {}
+        self._missing: dict[int, int] = {}  # by unit, how many gradients
         self._flags: tuple[torch.Tensor, Ticket] | None = None
         self._loss_scale: float | None = None
         self._hooks = self._listen()
@@ -72,7 +75,7 @@ class Reducer:
         """The next backward's gradients are to be combined, on top of what `p.grad` holds."""
         self.stay_local()
         self.arrivals.forget()
-        self.current, self.reads = {}, 0
+        self.current, self.reads, self._held = {}, 0, {}
         self._expecting = True
         scaled = self._scaler is not None and self._scaler.is_enabled()
         self._loss_scale = float(self._scaler.get_scale()) if scaled else None
@@ -112,7 +115,8 @@ class Reducer:
     @property
     def late(self) -> bool:
         """Whether a gradient has not come."""
-        return any(not g.over and not g.come for g in self.current.values())
+        waited = dict.fromkeys(g.combined for g in self.current.values() if not g.over)
+        return not all(map(come, waited))
 
     def settle(self, gradients: Iterable[Gradient]) -> None:
         """Wait until gradients have come, and have `p.grad` be their means.
@@ -121,32 +125,37 @@ class Reducer:
             CompressaError: The engine has failed.
         """
         waited = [gradient for gradient in gradients if not gradient.over]
-        self._handle.engine.wait([gradient.combined for gradient in waited])
-        for gradient in waited:
-            self.release(gradient)
-            p = gradient.parameter
-            if p.grad is gradient.values and not self.used(gradient):
-                p.grad = gradient.before
+        self._handle.engine.wait(list(dict.fromkeys(gradient.combined for gradient in waited)))
+        self.release(waited)
+        for gradient in self.unreached(waited):
+            if gradient.parameter.grad is gradient.values:
+                gradient.parameter.grad = gradient.before
 
-    def used(self, gradient: Gradient) -> bool:
-        """Whether any rank's backward has reached the parameter."""
-        if gradient.reached or self._flags is None:
-            return True
+    def release(self, gradients: Collection[Gradient]) -> None:
+        """Gradients have come, or never will; nobody needs to wait for them any more."""
+        for gradient in gradients:
+            gradient.over = True
+        release((gradient.values for gradient in gradients), torch.Tensor)
+
+    def unreached(self, gradients: Iterable[Gradient]) -> list[Gradient]:
+        """Return those of gradients whose parameters no rank's backward has reached.
+
+        Raises:
+            CompressaError: The engine has failed.
+        """
+        doubtful = [gradient for gradient in gradients if not gradient.reached]
+        if not doubtful or self._flags is None:
+            return []
         flags, combined = self._flags
         self._handle.engine.wait([combined])
-        return bool(flags[list(self._parameters).index(gradient.name)] > 0)
-
-    def release(self, gradient: Gradient) -> None:
-        """A gradient has come; nobody needs to wait for it any more."""
-        gradient.over = True
-        release(gradient.values, torch.Tensor)
+        names = list(self._parameters)
+        return [g for g in doubtful if not flags[names.index(g.name)] > 0]
 
     def close(self) -> None:
         """Leave the parameters alone from now on."""
         for hook in self._hooks:
             hook.remove()
-        for gradient in self.current.values():
-            self.release(gradient)
+        self.release(self.current.values())
 
     def _listen(self) -> list[Any]:
         # Parameters keep their hooks for ever; those must not keep all this.
@@ -199,8 +208,10 @@ class Reducer:
         self._submit(name, parameter.grad, before, reached=False)
 
     def _submit_flags(self, reached: Sequence[float]) -> None:
+        if self._held:  # in a unit with the flags
+            self._send_held()
         flags = torch.tensor(reached, device=self._handle.engine.device_stream.device)
-        combined = self._send(USED, flags)
+        combined = self._send({USED: flags})
         self._flags = flags, combined
         self._end()
 
@@ -212,20 +223,42 @@ class Reducer:
         *,
         reached: bool = True,
     ) -> None:
-        # The engine works on the same memory by another tensor, which nothing guards.
-        parameter, step = self._parameters[name], self._handle.next_step
-        combined = self._send(name, as_real(values.detach()))
-        gradient = Gradient(parameter, name, step, values, combined, before, reached)
+        gradient = Gradient(self._parameters[name], name, self._handle.next_step, values, before)
+        gradient.reached = reached
+        first = not self.current
         self.current[name] = gradient
-        guard(values, self._guarded)
-        self.arrivals.expect(gradient)
+        # The engine works on the same memory by another tensor, which nothing guards.
+        self._held[name] = as_real(values.detach())
+        guard([values], self._guarded)
+        # What completes no unit is of no use to the engine yet; the first begins the step.
+        if first or self._completes(name):
+            self._send_held()
+        if first:
+            self._units_of, self._missing = self._handle.engine.awaited()
         if not self._find_unused and len(self.current) == len(self._parameters):
             self._end()
 
-    def _send(self, name: str, values: torch.Tensor) -> Ticket:
+    def _completes(self, name: str) -> bool:
+        """Whether a unit has all of its gradients with this one."""
+        complete = False
+        for unit in self._units_of[name]:
+            self._missing[unit] -= 1
+            complete |= not self._missing[unit]
+        return complete
+
+    def _send_held(self) -> None:
+        held, self._held = self._held, {}
+        try:
+            combined = self._send(held)
+        except CompressaError:
+            self.release([self.current.pop(name) for name in held])  # nobody can wait for them
+            raise
+        self.arrivals.expect([self.current[name] for name in held], combined)
+
+    def _send(self, values: Mapping[str, torch.Tensor]) -> Ticket:
         self._handle.integrity.begin(self._handle.next_step)
         return self._handle.submit(
-            {name: values}, loss_scale=self._loss_scale, hold_zeros=self._find_unused
+            values, loss_scale=self._loss_scale, hold_zeros=self._find_unused
         )
 
     def _end(self) -> None:

@@ -19,6 +19,7 @@ from compressa.overlap.updates import Share, Updates
 from compressa.overlap.uses import Uses
 
 _CHECKED_STEPS = 2
+_TRIED, _FASTER = "steps without it are measured", "steps without it take less time"
 
 
 class Steps:
@@ -51,6 +52,7 @@ class Steps:
         self._uses = uses
         self._options = options
         self._checked = 0
+        self._now = handle.engine.planning.overlap
         self._takeover = Takeover(optimizer, self._step, self._zero_grad)
         self.updates = Updates(
             optimizer,
@@ -103,7 +105,15 @@ class Steps:
             return "overlap=False"
         if arguments:
             return "arguments of the optimizer's step"
-        return self._takeover.reason_to_step_at_once()
+        reason = self._takeover.reason_to_step_at_once()
+        now = self._handle.engine.planning.overlap
+        if now != self._now:
+            self._now = now
+            step, now_s = self._handle.next_step - 1, time.perf_counter()
+            self._handle.engine.tracer.span("wait", str(now), step, now_s, 0.0)
+        if reason or now.deferring:
+            return reason
+        return _TRIED if now.measuring else _FASTER
 
     def _step_by(self, closure: Callable[[], Any]) -> Any:
         """Do a step that evaluates the model; gradients have come when it has done so."""
@@ -172,8 +182,7 @@ class Steps:
                     now.append((parameter, settings))
         self.updates.run(now)
         self.updates.defer(later)
-        for gradient in self.updates.due.values():
-            self._uses.guard(gradient.parameter)
+        self._uses.guard(gradient.parameter for gradient in self.updates.due.values())
 
 
 def _settings(group: Mapping[str, Any]) -> Settings:

@@ -102,9 +102,8 @@ class Updates:
 
     def drop(self) -> None:
         """Forget what is due; parameters stay as they are."""
-        for gradient in self.due.values():
-            release(gradient.parameter, torch.nn.Parameter)
-            self._reducer.release(gradient)
+        release((g.parameter for g in self.due.values()), torch.nn.Parameter)
+        self._reducer.release(self.due.values())
         self.due.clear()
 
     def clip(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -134,16 +133,17 @@ class Updates:
     def _apply(self, gradients: Sequence[Gradient]) -> None:
         if not gradients:
             return
-        self._engine.wait([gradient.combined for gradient in gradients])
+        self._engine.wait(list(dict.fromkeys(g.combined for g in gradients)))
         shares: list[Share] = []
         shown: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = []
+        unreached = self._reducer.unreached(gradients)
+        release((gradient.parameter for gradient in gradients), torch.nn.Parameter)
+        self._reducer.release(gradients)
         for gradient in gradients:
             parameter, settings = gradient.parameter, gradient.settings
             assert settings is not None
             del self.due[id(parameter)]
-            release(parameter, torch.nn.Parameter)
-            self._reducer.release(gradient)
-            values = gradient.values if self._reducer.used(gradient) else gradient.before
+            values = gradient.before if gradient in unreached else gradient.values
             # If the user has cleared it since, it stays so.
             shown.append(
                 (parameter, values if parameter.grad is gradient.values else parameter.grad)

@@ -62,9 +62,15 @@ class Uses:
         """Whether a parameter tells when it is used."""
         return name in self.need_s
 
-    def guard(self, parameter: nn.Parameter) -> None:
-        """Have a parameter tell."""
-        guard(parameter, self._guarded)
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the buffers of the model's modules, as they are now, each once."""
+        named = [module._buffers for module in self._modules if module._buffers]
+        found = (buffer for buffers in named for buffer in buffers.values())
+        return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
+
+    def guard(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Have parameters tell."""
+        guard(parameters, self._guarded)
 
     @contextlib.contextmanager
     def forward(self, due: Container[int]) -> Iterator[bool]:
@@ -98,10 +104,9 @@ class Uses:
     def updated(self, parameters: Iterable[nn.Parameter]) -> None:
         """Go on watching parameters that were not wanted yet, though they were updated."""
         if self._began_s is not None and self._all_watched:
-            for parameter in parameters:
-                if id(parameter) not in self._noted:
-                    self._watched[id(parameter)] = parameter
-                    self.guard(parameter)
+            new = {id(p): p for p in parameters if id(p) not in self._noted}
+            self._watched.update(new)
+            self.guard(new.values())
 
     def note(self, parameter: torch.Tensor) -> None:
         """A parameter is wanted now."""
@@ -111,12 +116,11 @@ class Uses:
             if self._all_watched or name not in self.need_s:
                 self.need_s[name] = time.perf_counter() - self._began_s
         self._watched.pop(id(parameter), None)
-        release(parameter, nn.Parameter)
+        release([parameter], nn.Parameter)
 
     def stop_watching(self) -> None:
         """Have only parameters be guarded whose updates are due."""
-        for parameter in self._watched.values():
-            release(parameter, nn.Parameter)
+        release(self._watched.values(), nn.Parameter)
         self._watched.clear()
 
     @property
@@ -132,7 +136,7 @@ class Uses:
             known = not self._all_watched and name in self.need_s
             if not known and id(parameter) not in due and id(parameter) not in compiled:
                 self._watched[id(parameter)] = parameter
-                self.guard(parameter)
+                self.guard([parameter])
 
     def compiled(self) -> set[int]:
         """Return parameters, by `id`, that compiled code reads, which no guard stops.

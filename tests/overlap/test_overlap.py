@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import threading
@@ -347,6 +348,20 @@ def test_gradients_that_views_share_are_told_apart() -> None:
         model(torch.arange(6.0)).sum().backward()
         for gradient in (net.a.grad, net.b.grad):
             assert gradient.flatten().tolist() == [FACTOR * i for i in range(6)]
+
+
+def test_gradients_are_submitted_when_a_unit_has_all_of_its_own() -> None:
+    net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(20)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    config = {"compressor": "none", "exchange": {"unit_dense_bytes": 600}}
+    model = OverlappedDataParallel(net, optimizer, config, process_group=alone())
+    with contextlib.closing(model):
+        engine: Any = model.handle.engine
+        with mock.patch.object(engine, "submit", wraps=engine.submit) as submit:
+            model(INPUTS).sum().backward()
+        submitted = [len(call.args[0]) for call in submit.call_args_list]
+        assert submitted == [1, 9, 10, 10, 10]  # the first begins a step, which has units
+        optimizer.step()
 
 
 def test_accumulated_gradients_leave_once() -> None:

@@ -76,6 +76,28 @@ def mean_of_gradients(*, config: Any) -> bool:
     return right
 
 
+def train_in_measured_ways(*, config: Any, steps: int, path: str) -> dict[str, Any]:
+    """Train, and say how each step was done; and what it gives if all are done at once."""
+    rank, ends = dist.get_rank(), {}
+    for way in ("auto", False):
+        net = build("mlp", rank)
+        chosen = OPTIMIZERS["sgd"](net.parameters())
+        with (
+            overlapped(net, chosen, config, overlap=way) as model,
+            model.handle.trace(path if way == "auto" else f"{path}-{way}"),
+        ):
+            done = []
+            for step in range(steps):
+                _train(model, chosen, range(step, step + 1))
+                done.append(model.handle.stats().overlap)
+            ends[str(way)] = digest(model)
+            if way == "auto":
+                ends["done"] = [[each.deferring, each.measuring] for each in done]
+                ends["times"] = [done[-1].deferred_s, done[-1].at_once_s]
+                ends["at once"] = sum(model.overlap_ended.values())
+    return ends
+
+
 def start_unlike() -> tuple[str, list[float]]:
     """Ranks make different models; all have rank 0's. Return its digest and the first buffers."""
     torch.manual_seed(dist.get_rank())
@@ -256,6 +278,25 @@ def test_a_checkpoint_while_updates_are_due_goes_on_with_the_same_bits(
         assert its_state == other_state
 
 
+def test_steps_are_done_in_the_way_that_takes_less_time(two: Group, tmp_path: Path) -> None:
+    config = settings("int8", schedule={"profile_steps": 2, "replan_steps": 3})
+    how = {"config": config, "steps": 20, "path": str(tmp_path / "t.json")}
+    ends = same(two.run(train_in_measured_ways, **how))
+    assert ends["auto"] == ends["False"]
+    # Told in step 2, followed from 5 on; measured from 6 on; tried from 11 on; decided in 17.
+    assert ends["done"][:17] == [[True, False]] * 11 + [[False, True]] * 6
+    deferred_s, at_once_s = ends["times"]
+    deferring, measuring = ends["done"][17]
+    assert not measuring
+    assert deferring is not (at_once_s < 0.98 * deferred_s)
+    assert ends["at once"] == sum(not deferring for deferring, _ in ends["done"])
+    waits = [s for s in reader.read(tmp_path / "t-rank1.json").spans if s.stage == "wait"]
+    told = {span.step: span.name for span in waits if span.name.startswith("updates")}
+    assert told[11].startswith("updates at once, to measure it; a step: deferred ")
+    way = "deferred" if deferring else "at once"
+    assert told[17].startswith(f"updates {way}; a step: deferred ")
+
+
 def test_all_ranks_start_from_the_values_of_the_first(two: Group) -> None:
     same(two.run(start_unlike))
 
@@ -264,7 +305,7 @@ def test_all_ranks_start_from_the_values_of_the_first(two: Group) -> None:
     ("options", "message"),
     [
         ({"clip_each": 1.0}, "clip_each: rank 0 has None, rank 1 has 1.0"),
-        ({"overlap": False}, "overlap: rank 0 has True, rank 1 has False"),
+        ({"overlap": False}, "overlap: rank 0 has 'auto', rank 1 has False"),
         ({"find_unused_parameters": True}, "rank 1"),
         ({"lbfgs": True}, "LBFGS moves all parameters at once"),
     ],

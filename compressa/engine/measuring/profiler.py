@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from compressa.engine.measuring.stats import CompressorStats, Stats
+from compressa.engine.measuring.stats import CompressorStats, Overlap, Stats
 from compressa.schedulers import Profile, UnitTimes
 
 _ENCODE, _DECODE = 0, 1
@@ -167,8 +167,8 @@ class Ledger:
             row = self._rows[compressor]
             setattr(row, f"{stage}_s", getattr(row, f"{stage}_s") + seconds)
 
-    def snapshot(self, sent_bytes: int, messages: int) -> Stats:
-        """Return the sums so far, with what the transport says that it has sent."""
+    def snapshot(self, sent_bytes: int, messages: int, overlap: Overlap) -> Stats:
+        """Return the sums so far, with what the transport has sent and how updates are done."""
         with self._lock:
             rows = {name: CompressorStats(**vars(row)) for name, row in self._rows.items()}
         return Stats(
@@ -180,6 +180,7 @@ class Ledger:
             codec_s=sum(row.encode_s + row.decode_s for row in rows.values()),
             exposed_s=self.exposed_s,
             compressors=rows,
+            overlap=overlap,
         )
 
 

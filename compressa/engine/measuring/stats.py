@@ -31,6 +31,31 @@ class CompressorStats:
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """Whether updates wait for the next forward pass, and what was measured of it.
+
+    Attributes:
+        deferring: Whether they do now.
+        measuring: Whether that is being tried.
+        deferred_s: Seconds of a step that defers them, as last measured; None if never.
+        at_once_s: Seconds of a step that does them at once; None likewise.
+    """
+
+    deferring: bool
+    measuring: bool = False
+    deferred_s: float | None = None
+    at_once_s: float | None = None
+
+    def __str__(self) -> str:
+        """Say it, for a trace."""
+        way = "deferred" if self.deferring else "at once"
+        steps = (("deferred", self.deferred_s), ("at once", self.at_once_s))
+        known = (f"{name} {seconds * 1e3:.3g} ms" for name, seconds in steps if seconds is not None)
+        told = ", ".join(known) or "nothing measured"
+        return f"updates {way}{', to measure it' if self.measuring else ''}; a step: {told}"
+
+
+@dataclass(frozen=True)
 class Stats:
     """A snapshot of what happened since registration, on this rank.
 
@@ -44,6 +69,7 @@ class Stats:
         codec_s: Time in encode and decode, in seconds, of all threads together.
         exposed_s: Time for which backward waited for communication and codecs, in seconds.
         compressors: The same by compressor name.
+        overlap: How updates are done; only `OverlappedDataParallel` can defer them.
     """
 
     steps: int
@@ -54,6 +80,7 @@ class Stats:
     codec_s: float
     exposed_s: float
     compressors: dict[str, CompressorStats] = field(default_factory=dict)
+    overlap: Overlap = Overlap(deferring=False)
 
     @property
     def ratio(self) -> float:

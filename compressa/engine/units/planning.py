@@ -3,13 +3,16 @@
 Every so many steps each rank tells rank 0 its profile, beside the step that goes on. At the next
 step rank 0 merges them by the maximum, makes a plan if they have drifted from those that the last
 one was made for, and publishes it. Two steps later all ranks follow it: by then it has come, and
-who has not got it waits. At which steps that is depends on nothing that was measured.
+who has not got it waits. With it comes how updates are done; while another way of that is tried,
+the next profile is told as soon as can be. So the steps at which ranks speak depend on nothing that
+one of them alone has measured.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import numpy as np
 import torch
@@ -18,6 +21,8 @@ from compressa.config import Schedule
 from compressa.engine.control.awaited import Awaited
 from compressa.engine.control.control import Control
 from compressa.engine.measuring.profiler import Profiler
+from compressa.engine.measuring.stats import Overlap
+from compressa.engine.units.deferral import CHOICE_BYTES, Deferral, packed, unpacked
 from compressa.engine.units.phase import Phase, StepPlan
 from compressa.errors import PeerLost
 from compressa.schedulers import Name, Plan, Profile
@@ -27,7 +32,7 @@ _AHEAD = 2
 _DRIFT = 0.1
 _SECONDS = np.dtype("<f8")
 _PLACE = np.dtype("<u4")
-_KEEP = b"\0"  # no plan has so few bytes
+_AT_ONCE_POLICY = "fifo"  # backward waits for everything, as with the hook
 
 
 class Planning:
@@ -44,6 +49,7 @@ class Planning:
         step_plan: What all ranks follow now.
         profile: On rank 0, what the last step plan was made for; None if for nothing that was
             measured.
+        overlap: How updates are done now; not deferred, unless `defer` was called.
     """
 
     profiler: Profiler
@@ -58,9 +64,22 @@ class Planning:
         self._round = 0
         self._profiles: Awaited | None = None
         self._plan: Awaited | None = None
-        self._own = _KEEP
+        self._own = b""
+        self._first = True  # of a phase's rounds
+        self.overlap = Overlap(deferring=False)
+        self._deferral: Deferral | None = None
         self._needs: Mapping[str, float] = {}
         self._forward_s = 0.0
+
+    def defer(self, *, measured: bool) -> None:
+        """Have updates be deferred, at first or always; before the first step.
+
+        Args:
+            measured: Whether they are done in the way that takes less time, in a world of several.
+        """
+        self.overlap = Overlap(deferring=True)
+        if measured and self._control is not None:
+            self.replans, self._deferral = True, Deferral()
 
     def forward(self, needs: Mapping[str, float], forward_s: float) -> None:
         """Note, at its end, when the forward needs parameters; that is so in all steps to come.
@@ -95,7 +114,10 @@ class Planning:
         self._phase = phase
         self._round = step + steps
         self._profiles = self._plan = None
-        self.step_plan = phase.plan(self._schedule.policy, step)
+        self._first = True
+        if self._deferral is not None:
+            self.overlap, self._deferral = Overlap(self.overlap.deferring), Deferral()
+        self.step_plan = phase.plan(self._policy(self.overlap), step)
         self._names = sorted(self.step_plan.plan.order)
         return self.step_plan
 
@@ -117,8 +139,15 @@ class Planning:
         elif step == self._round + 1 + _AHEAD:
             step_plan = self._take(step)
             self.step_plan = step_plan or self.step_plan
-            self._round = step + self._schedule.replan_steps
+            first, self._first = self._first, False
+            soon = self.overlap.measuring or (first and self._deferral is not None)
+            steps = self._schedule.profile_steps + 1 if soon else self._schedule.replan_steps
+            self._round = step + steps
         return step_plan
+
+    def _policy(self, overlap: Overlap) -> str:
+        waits = self._deferral is not None and not overlap.deferring
+        return _AT_ONCE_POLICY if waits else self._schedule.policy
 
     def _tell(self, control: Control) -> Awaited:
         """Tell rank 0 this rank's profile."""
@@ -131,31 +160,41 @@ class Planning:
     def _publish(self, control: Control, first_step: int) -> Awaited:
         """On rank 0, tell all others the plan."""
         if control.rank != _ROOT:
-            most_bytes = _PLACE.itemsize * (2 * len(self._names) + len(self.step_plan.launches))
+            places = 2 * len(self._names) + len(self.step_plan.launches)
+            most_bytes = CHOICE_BYTES + _PLACE.itemsize * places
             return control.exchange({}, {_ROOT: most_bytes}, "plan")
         self._own = self._decide(first_step)
         return control.exchange(dict.fromkeys(range(1, control.size), self._own), {}, "plan")
 
     def _decide(self, first_step: int) -> bytes:
-        """On rank 0, plan for what all ranks have measured, if that is not as it was."""
+        """On rank 0, plan for what all ranks have measured, if that is not as it was.
+
+        Returns:
+            How updates are done from that step on; and the plan, if it is a new one.
+        """
         assert self._profiles is not None, "profiles are told a step before"
         told = self._profiles.wait(self._deadline_s)
         profiles = [_profile_of(peer, buffer, self.profiler) for peer, buffer in told.items()]
         merged = Profile.merged([self.profiler.profile(), *profiles])
-        if self.profile is not None and self.profile.drift(merged) <= _DRIFT:
-            return _KEEP
+        overlap, steps_s = self.overlap, [seconds for seconds, _ in self.profiler.steps()]
+        if self._deferral is not None and steps_s:
+            overlap = self._deferral.next(overlap, median(steps_s))
+        same = overlap.deferring == self.overlap.deferring
+        if same and self.profile is not None and self.profile.drift(merged) <= _DRIFT:
+            return packed(overlap)
         self.profile = merged
-        return written(self._phase.plan(self._schedule.policy, first_step, merged), self._names)
+        step_plan = self._phase.plan(self._policy(overlap), first_step, merged)
+        return packed(overlap) + written(step_plan, self._names)
 
     def _take(self, step: int) -> StepPlan | None:
-        """Return the plan that rank 0 has published, if it is not the one in force."""
+        """Do updates as rank 0 says; return its plan, if it is not the one in force."""
         assert self._plan is not None, "a plan is published two steps before"
         told = self._plan.wait(self._deadline_s)
         data = told[_ROOT].numpy().tobytes() if _ROOT in told else self._own
-        if data == _KEEP:
-            return None
         try:
-            return read(data, self._names, self._phase.ordered(), step)
+            self.overlap = unpacked(data[:CHOICE_BYTES])
+            plan = data[CHOICE_BYTES:]
+            return read(plan, self._names, self._phase.ordered(), step) if plan else None
         except ValueError as error:
             raise PeerLost(_ROOT, f"rank {_ROOT} published no plan for these units") from error
 

@@ -36,7 +36,7 @@ _MOST_UNITS = 8  # more would leave nothing to overlap
 _PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left, of all there is
 _GROWTH = 2  # nor more than one of so many of what came before
 _MOST_OF_REST = 0.75  # so that what forward needs first does not wait for others
-_LEAST_PAYLOAD_BYTES = 8 << 10
+_LEAST_PAYLOAD_BYTES = 64 << 10  # takes a fast link as long as a message takes the processor
 
 
 class UnitSizes(NamedTuple):
@@ -44,7 +44,7 @@ class UnitSizes(NamedTuple):
 
     Attributes:
         unit_bytes: Least dense bytes of a full unit; None: 1/16 of what its compressor has left
-            but no more than half of what came before, 1/64 of all, and 8 KiB after compression;
+            but no more than half of what came before, 1/64 of all, and 64 KiB after compression;
             and no more than 3/4 of what is left.
         payload_bytes: Least bytes of it after compression; does not count where that is None.
         dense_bytes: Least bytes of a full unit that is not compressed; None likewise.

@@ -119,10 +119,10 @@ def test_units_hold_a_part_of_what_is_left_where_no_sizes_are_given(
 
 
 def test_what_comes_first_and_what_is_needed_first_has_units_of_its_own() -> None:
-    # A layer's biases alone would wait for those of many others, to make 8 KiB of payload.
+    # A layer's biases alone would wait for those of many others, to make 64 KiB of payload.
     layers = range(48)
-    weights = [ParameterInfo(2 * i, f"{i}.weight", (150, 150)) for i in layers]
-    biases = [ParameterInfo(2 * i + 1, f"{i}.bias", (150,)) for i in layers]
+    weights = [ParameterInfo(2 * i, f"{i}.weight", (600, 600)) for i in layers]
+    biases = [ParameterInfo(2 * i + 1, f"{i}.bias", (600,)) for i in layers]
     parameters = sorted(weights + biases, key=lambda p: p.index)
     compressors: dict[str, Compressor] = {p.name: Int8() for p in weights}
     compressors |= {p.name: NoCompression() for p in biases}
@@ -137,7 +137,7 @@ def test_what_comes_first_and_what_is_needed_first_has_units_of_its_own() -> Non
 
 
 def test_small_models_and_large_ones_have_about_as_many_units() -> None:
-    for width in (64, 256, 1024):
+    for width in (128, 256, 1024):
         parameters = [ParameterInfo(i, f"w{i}", (width, width)) for i in range(48)]
         compressors = {p.name: NoCompression() for p in parameters}
         units = build_units(parameters, compressors, UnitSizes())

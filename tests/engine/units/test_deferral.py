@@ -1,0 +1,72 @@
+"""Deferral: the way that takes less time is found, kept, and looked for again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressa.engine.measuring.stats import Overlap
+from compressa.engine.units.deferral import CHOICE_BYTES, Deferral, packed, unpacked
+
+SECONDS = st.floats(1e-6, 1e3)
+
+
+def rounds(
+    deferral: Deferral, now: Overlap, deferred_s: float, at_once_s: float, count: int
+) -> list[Overlap]:
+    """What is in force after each of some rounds, in a world where steps take so long."""
+    result = []
+    for _ in range(count):
+        now = deferral.next(now, deferred_s if now.deferring else at_once_s)
+        result.append(now)
+    return result
+
+
+@given(SECONDS, st.floats(0.1, 0.97))
+def test_the_faster_way_is_kept_and_the_other_tried_ever_more_rarely(
+    slow_s: float, factor: float
+) -> None:
+    for deferred_s, at_once_s in ((slow_s, factor * slow_s), (factor * slow_s, slow_s)):
+        done = rounds(Deferral(), Overlap(deferring=True), deferred_s, at_once_s, 1000)
+        right = deferred_s < at_once_s
+        assert [each.measuring for each in done[:3]] == [False, True, False]
+        settled = done[2:]
+        assert all(each.deferring is (right != each.measuring) for each in settled)
+        assert sum(each.measuring for each in settled) <= 20
+        assert settled[-1].deferred_s == deferred_s
+        assert settled[-1].at_once_s == at_once_s
+
+
+@given(SECONDS, st.floats(0.98, 1.0), st.booleans())
+def test_what_takes_as_long_changes_nothing(step_s: float, factor: float, deferring: bool) -> None:
+    other_s = max(factor * step_s, math.nextafter(0.98 * step_s, math.inf))
+    times = (step_s, other_s) if deferring else (other_s, step_s)
+    done = rounds(Deferral(), Overlap(deferring), *times, 10)
+    assert all(each.deferring is (deferring != each.measuring) for each in done)
+
+
+@given(SECONDS, st.integers(0, 300), st.floats(1.2, 10.0))
+def test_when_steps_take_another_time_the_other_way_is_tried_at_once(
+    fast_s: float, quiet: int, factor: float
+) -> None:
+    deferral = Deferral()
+    now = rounds(deferral, Overlap(deferring=True), fast_s, 2 * fast_s, 3 + quiet)[-1]
+    if now.measuring:
+        now = deferral.next(now, 2 * fast_s)
+    assert now.deferring
+    # The link has become slower, and the other way is faster now.
+    first, second = rounds(deferral, now, factor * fast_s, 0.5 * factor * fast_s, 2)
+    assert first.measuring
+    assert not second.deferring
+
+
+@given(st.builds(Overlap, st.booleans(), st.booleans(), st.none() | SECONDS, st.none() | SECONDS))
+def test_a_choice_arrives_as_it_was_sent(choice: Overlap) -> None:
+    data = packed(choice)
+    assert len(data) == CHOICE_BYTES
+    assert unpacked(data) == choice
+    with pytest.raises(ValueError, match="choice"):
+        unpacked(data[:-1])
