@@ -4,6 +4,9 @@ A gradient lives on into the next forward pass, side by side with the activation
 where autograd has put it, among activations that are freed before it, it would tear holes that no
 activation fits into: memory would grow, and be new to the process in each step, which costs the
 kernel more than the copy. So each parameter has memory of its own, of which nobody else has views.
+
+Where updates do not wait for the next forward pass, gradients end as they do without communication,
+and what nobody else has views of stays where it is.
 """
 
 from __future__ import annotations
@@ -26,6 +29,20 @@ class Memory:
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         self._kept = {name: torch.empty_like(p.detach()) for name, p in parameters.items()}
+        self._alone = _references_in_backward()
+
+    def owns(self, gradient: torch.Tensor) -> bool:
+        """Return, within a hook of backward, whether memory is a gradient's alone, and as it reads.
+
+        What is lazily conjugated or negated is not.
+        """
+        storage = gradient.untyped_storage()
+        return (
+            gradient.is_contiguous()
+            and not (gradient.is_conj() or gradient.is_neg())
+            and storage.nbytes() == gradient.nbytes
+            and torch._C._storage_Use_Count(storage._cdata) <= self._alone
+        )
 
     def moved(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Return a gradient in its parameter's memory, where it may be already.
@@ -78,6 +95,25 @@ def check_kind(name: str, gradient: torch.Tensor) -> None:
         raise StateError(
             f"the gradient of {name!r} is part of a graph; leave create_graph=True out of backward"
         )
+
+
+def _references_in_backward() -> int:
+    """Count those of a gradient's storage that nobody else has, when backward has accumulated it.
+
+    Autograd itself may still have the tensor that it was made from.
+    """
+    found: list[int] = []
+
+    def count(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        storage = parameter.grad.untyped_storage()
+        found.append(torch._C._storage_Use_Count(storage._cdata))
+
+    with torch.enable_grad(), torch.inference_mode(False):
+        probe = torch.zeros(2, requires_grad=True)
+        probe.register_post_accumulate_grad_hook(count)
+        (probe * torch.ones(2)).backward(torch.ones(2))
+    return found[0]
 
 
 def _used(kept: torch.Tensor) -> bool:

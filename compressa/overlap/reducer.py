@@ -194,6 +194,8 @@ class Reducer:
         gradient = parameter.grad
         assert gradient is not None
         check_kind(name, gradient)
+        if not self._handle.engine.planning.overlap.deferring and self._memory.owns(gradient):
+            return gradient
         parameter.grad = self._memory.moved(name, gradient)
         return parameter.grad
 

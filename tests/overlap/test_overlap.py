@@ -333,7 +333,8 @@ def test_updates_are_no_part_of_the_forward_pass_that_waits_for_them() -> None:
     assert ends[0] == ends[1]
 
 
-def test_gradients_that_views_share_are_told_apart() -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_that_views_share_are_told_apart(overlap: bool) -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -344,7 +345,7 @@ def test_gradients_that_views_share_are_told_apart() -> None:
 
     net = Sum()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    with held(net, optimizer) as (model, _):
+    with held(net, optimizer, overlap=overlap) as (model, _):
         model(torch.arange(6.0)).sum().backward()
         for gradient in (net.a.grad, net.b.grad):
             assert gradient.flatten().tolist() == [FACTOR * i for i in range(6)]

@@ -50,6 +50,28 @@ def test_a_gradient_that_somebody_keeps_stays_as_it_was() -> None:
     assert len({gradient.data_ptr() for gradient in kept}) == len(kept)
 
 
+def test_where_updates_do_not_wait_gradients_stay_where_backward_puts_them() -> None:
+    net, optimizer = network()
+    places = []
+    net.weight.register_hook(lambda gradient: places.append(gradient.data_ptr()))
+    with held(net, optimizer, overlap=False) as (model, _):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(INPUTS).square().mean().backward()
+            assert gradient_of(net).data_ptr() == places[-1]
+            optimizer.step()
+
+
+def test_a_gradient_whose_memory_backward_shares_is_moved() -> None:
+    net, optimizer = network()
+    kept: list[torch.Tensor] = []
+    net.weight.register_hook(lambda gradient: kept.append(gradient.view(-1)))
+    with held(net, optimizer, overlap=False) as (model, _):
+        model(INPUTS).square().mean().backward()
+        assert gradient_of(net).data_ptr() != kept[0].data_ptr()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("layout", ["transposed", "half", "expanded"])
 def test_a_gradient_of_another_layout_is_moved_as_it_is(layout: str) -> None:
     memory = Memory({"w": nn.Parameter(torch.zeros(3, 4))})
