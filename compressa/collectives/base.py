@@ -53,6 +53,27 @@ class BackendAllReduce:
 
 
 @dataclass(frozen=True)
+class LoweredSum:
+    """Sum values over all ranks, in place, by a table of hops that the transport runs.
+
+    It stands for as many exchanges, whose names it uses.
+
+    Attributes:
+        program: What the transport's `lower` returned; not under way.
+        values: What is summed; contiguous.
+        exchanges: How many it stands for.
+        sent_bytes: What this rank sends in them.
+        peers: With how many ranks they are.
+    """
+
+    program: Any
+    values: torch.Tensor
+    exchanges: int
+    sent_bytes: int
+    peers: int
+
+
+@dataclass(frozen=True)
 class Compute:
     """Work for the device or the worker threads; resumes the program with its result.
 
@@ -80,5 +101,5 @@ class Together:
     stages: int
 
 
-Operation = Exchange | BackendAllReduce | Compute | Together
+Operation = Exchange | BackendAllReduce | LoweredSum | Compute | Together
 Program = Generator[Operation, Any, T]

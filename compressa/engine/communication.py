@@ -58,6 +58,7 @@ class Communication:
         self._verdict = verdict
         self._failed = DeferredError()
         self._computed: Computed = _ignore
+        self._begun: Callable[[], None] = _ignore
         self._device_stream = device_stream
         self._reactor = Reactor()
         self.post = self._reactor.post
@@ -76,14 +77,18 @@ class Communication:
         self._thread = threading.Thread(target=self._run, name="compressa-comm", daemon=True)
         self._thread.start()
 
-    def observe(self, carried: Carried, computed: Computed) -> None:
+    def observe(
+        self, carried: Carried, computed: Computed, begun: Callable[[], None] | None = None
+    ) -> None:
         """Have functions called with what was done; before the first program.
 
         Args:
             carried: Called with each finished exchange; see `Driver.observe`.
             computed: Called, on the thread that computes, with each computation's task, stage,
                 start (on `time.perf_counter`) and duration in seconds.
+            begun: Called on that thread before it computes; None for nobody.
         """
+        self._begun = begun or _ignore
         self._computed = computed
         self._driver.observe(carried)
 
@@ -105,6 +110,11 @@ class Communication:
         """
         self._gate = gate
         self._driver.pass_through(gate)
+
+    @property
+    def gated(self) -> bool:
+        """Whether a gate says when exchanges begin."""
+        return self._gate is not None
 
     def waits(self) -> list[Wait]:
         """Return what exchanges under way wait for, the longest wait first; from any thread."""
@@ -291,6 +301,7 @@ class Communication:
 
     def _work(self, task: Task, operation: Compute) -> tuple[Any, CompressaError | None]:
         """Do it and note the time; return its result, or its failure."""
+        self._begun()
         started_s = time.perf_counter()
         value: Any = None
         failure: CompressaError | None = None

@@ -18,6 +18,7 @@ from compressa.collectives.base import (
     BackendAllReduce,
     Compute,
     Exchange,
+    LoweredSum,
     Operation,
     Program,
     Together,
@@ -322,6 +323,9 @@ class Driver:
                 task.deadline_from_s += operation.grace_s
                 priority = self._plan.places.get((task.unit, task.stage), 0)
                 self._transport.exchange(task.key, operation, priority, done)
+            elif isinstance(operation, LoweredSum):
+                priority = self._plan.places.get((task.unit, task.stage), 0)
+                self._transport.sum(task.key, task.stride, operation, priority, done)
             elif isinstance(operation, BackendAllReduce):
                 self._transport.all_reduce(operation, done)
         except CompressaError as error:
@@ -343,7 +347,8 @@ class Driver:
         ended_s = self._now_s()
         self._observe(task, operation, started_s, ended_s - started_s)
         task.idle_since_s = ended_s
-        task.stage += task.stride
+        exchanges = operation.exchanges if isinstance(operation, LoweredSum) else 1
+        task.stage += task.stride * exchanges
         if self._early:
             self._reported.append((task, operation, result))
             self._land()

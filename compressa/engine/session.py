@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from compressa.collectives.base import Program
 from compressa.config import Config
+from compressa.engine.calls import run_here
 from compressa.engine.communication import Communication
 from compressa.engine.control.control import Control
 from compressa.engine.control.waits import Activity, Doing
@@ -139,7 +140,13 @@ class Session:
         self.communication.follow(plan, [(0, stage) for stage in ordered])
 
     def start(
-        self, program: Program[None], *, step: int, unit: int = 0, name: str = "session"
+        self,
+        program: Program[None],
+        *,
+        step: int,
+        unit: int = 0,
+        stage: int = 0,
+        name: str = "session",
     ) -> Future[None]:
         """Begin a program, beside others that are under way; from any thread.
 
@@ -147,6 +154,7 @@ class Session:
             program: All ranks that it exchanges with must begin its counterpart.
             step: With `unit`, what tells its messages from those of others.
             unit: As `step`.
+            stage: Number of its first exchange.
             name: What messages of errors call it.
 
         Returns:
@@ -160,7 +168,7 @@ class Session:
             else:
                 done.set_exception(error)
 
-        self.communication.start(Task(unit, name, step, program, finished))
+        self.communication.start(Task(unit, name, step, program, finished, stage))
         return done
 
     def wait(self, future: Future[None]) -> None:
@@ -195,7 +203,12 @@ class Session:
             CompressaError: It failed.
         """
         self._step += 1
-        self.wait(self.start(program, step=self._step))
+        stage: int = 0
+        rest: Program[None] | None = program
+        if not self.communication.gated:
+            stage, rest = run_here(program, self.transport, self._step)
+        if rest is not None:
+            self.wait(self.start(rest, step=self._step, stage=stage))
 
     def now_s(self) -> float:
         """Return the time of `call_at`, in seconds."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from compressa.aggregators.base import AllReduce, Request, Round, Verb
-from compressa.collectives.accumulator import Span
-from compressa.collectives.algorithms import ALGORITHMS, segmented, segments_of
 from compressa.collectives.base import Exchange, Program
 from compressa.collectives.choice import ROUND_ROBIN, Costs
 from compressa.collectives.dense import DenseValues
@@ -134,18 +131,8 @@ def values_of(size_bytes: int, session: Session) -> torch.Tensor:
 def _sum(
     what: str, values: torch.Tensor, session: Session, costs: Costs | None
 ) -> Callable[[], object]:
-    scratch, rank, size = Scratch(values.device), session.rank, session.size
+    scratch = Scratch(values.device)
     round_ = Round(Verb.ALL_REDUCE, values.dtype, values.nbytes, dense=True)
-    if what == ROUND_ROBIN:
-        # The engine takes `scatter_reduce` under that name: cut it as it cuts the others.
-        all_reduce = segmented(ALGORITHMS[what], segments_of(values.nbytes, size))
-        parts = (
-            DenseValues(values),
-            Span(0, values.numel()),
-            RankGroup.everyone(rank, size),
-            scratch,
-        )
-        return repeated(session, partial(all_reduce, *parts))
     algorithm = ROUND_ROBIN if what == "scatter_reduce" else what
     sums = Sums(session.transport, algorithm, costs=costs)
     request = AllReduce(DenseValues(values), scratch)
@@ -162,7 +149,8 @@ def carried(sums: Sums, request: Request, round_: Round, session: Session) -> Ca
         session: Where; all ranks must call it together.
     """
     session.follow(sums.transfers(0, [round_]), sums.ordered([round_]))
-    return lambda: session.run(sums.run(request, round_))
+    carrier = sums.carrier(round_)
+    return lambda: session.run(carrier(**vars(request)))
 
 
 def verify(what: str, values: torch.Tensor, size: int) -> None:

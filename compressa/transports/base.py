@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from compressa.collectives.base import BackendAllReduce, Exchange, Operation
+from compressa.collectives.base import BackendAllReduce, Exchange, LoweredSum, Operation
+from compressa.collectives.lowering import Table
 from compressa.errors import CompressaError, TransportError
 from compressa.transports.reactor import Reactor
 
@@ -38,6 +39,7 @@ class Key(NamedTuple):
 
 Received = dict[int, torch.Tensor]
 OnSent = Callable[[Key, float, float], None]
+OnCome = Callable[[Key, float, float], None]
 Done = Callable[[Received | CompressaError], None]
 
 
@@ -57,9 +59,9 @@ class Traffic:
 class Transport(ABC):
     """Moves bytes between `size` ranks.
 
-    All calls are for the thread that runs the attached reactor, but for `observe` and `attach`,
-    which come before the first exchange, for `missing` and `traffic`, which any thread may ask,
-    and for `close`, when that thread has ended.
+    All calls are for the thread that runs the attached reactor, but for `observe`, `hear` and
+    `attach`, which come before the first exchange, for `missing` and `traffic`, which any thread
+    may ask, and for `close`, when that thread has ended.
 
     Attributes:
         rank: This rank.
@@ -86,6 +88,15 @@ class Transport(ABC):
         Args:
             on_sent: Gets the name, and when the first byte and the last were handed to the network,
                 on `time.perf_counter`; from any thread. None for nobody, from the next message on.
+        """
+
+    def hear(self, on_come: OnCome | None) -> None:  # noqa: B027 - only some know it
+        """Have a function called with each message that has come whole, where that is known.
+
+        Args:
+            on_come: Gets the name, and when the first byte and the last were found to be here, on
+                `time.perf_counter`; on the thread that takes the last. None for nobody. What has
+                begun to come by now is not told.
         """
 
     @abstractmethod
@@ -149,6 +160,41 @@ class Transport(ABC):
                 dtype and length on every rank, in the same order of launches.
             done: Called once, from any thread, with {} or the error.
         """
+
+    def lower(self, table: Table, dtype: torch.dtype) -> object | None:
+        """Return what runs a table of hops in `sum`, once at a time; None if nothing here does.
+
+        From any thread. All ranks get one, or none does.
+
+        Args:
+            table: Of a sum of plain values.
+            dtype: Theirs.
+        """
+        return None
+
+    def sum(self, key: Key, stride: int, operation: LoweredSum, priority: int, done: Done) -> None:
+        """Start a lowered sum; never blocks. Only of what `lower` returned.
+
+        Args:
+            key: Name of its first exchange.
+            stride: By how much the stages of the next ones are larger.
+            operation: Its values are lent until `done` is called. What `sum_now` has begun goes on.
+            priority: As in `exchange`.
+            done: Called once, with {} or the error.
+        """
+        raise NotImplementedError("nothing is lowered for this transport")
+
+    def sum_now(self, key: Key, operation: LoweredSum) -> bool:
+        """Run a lowered sum on the caller's thread, if nothing else is under way, for a short time.
+
+        Args:
+            key: Name of its first exchange.
+            operation: What `lower` returned.
+
+        Returns:
+            Whether it is done. If not, `sum` is to go on with it.
+        """
+        return False
 
     @abstractmethod
     def missing(self, key: Key) -> Sequence[int]:

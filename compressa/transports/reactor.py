@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from compressa.transports import forks
 
@@ -22,14 +23,27 @@ Callback = Callable[[], None]
 _SELECT_FDS = 1024  # more, `select.select` cannot name
 
 
+class Waiter(Protocol):
+    """Waits for sockets of its own, and for one descriptor besides.
+
+    Attributes:
+        core_free: See `Reactor`.
+    """
+
+    core_free: bool
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything that it waits for."""
+
+    def wait(self, descriptor: int, timeout_s: float) -> None:
+        """Wait until something of its own was done, the descriptor is ready, or so long."""
+
+
 class Reactor:
     """Calls back, on whichever thread runs it, what is due.
 
     `post` may be called from any thread; everything else only from the running one.
-
-    Attributes:
-        core_free: Whether a core is free to look for what is due instead of sleeping; any thread
-            may say so.
     """
 
     def __init__(self) -> None:
@@ -39,7 +53,8 @@ class Reactor:
         self._numbers = itertools.count()
         self._due: Callable[[], bool] = lambda: False
         self._poll_s = 0.0
-        self.core_free = True
+        self._core_free = True
+        self._waiter: Waiter | None = None
         self._soon = True  # whether what was due last came soon
         self._runner: int | None = None
         self._woken = False
@@ -87,6 +102,21 @@ class Reactor:
         else:
             self._selector.register(link, events, ready)
 
+    @property
+    def core_free(self) -> bool:
+        """Whether a core is free to look for what is due; any thread may say so."""
+        return self._core_free
+
+    @core_free.setter
+    def core_free(self, free: bool) -> None:
+        self._core_free = free
+        if self._waiter is not None:
+            self._waiter.core_free = free
+
+    def wait_by(self, waiter: Waiter) -> None:
+        """Have the loop wait by something else while that is busy, which serves its own sockets."""
+        self._waiter = waiter
+
     def stay_awake(self, poll_s: float, due: Callable[[], bool]) -> None:
         """Look for so long before each sleep, while something is due that may come any moment.
 
@@ -121,6 +151,10 @@ class Reactor:
         """
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
+        if self._waiter is not None and self._waiter.busy:
+            self._waiter.wait(self._selector.fileno(), timeout_s)
+            timeout_s = 0.0
+        elif self._timers:
             timeout_s = self._wait_precisely(timeout_s)
         for key, events in self._select(timeout_s):
             key.data(events)

@@ -11,19 +11,28 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from compressa.collectives.base import BackendAllReduce
+from compressa.collectives.base import BackendAllReduce, LoweredSum
+from compressa.collectives.lowering import Table
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, OnSent, Traffic
 from compressa.transports.link import Link
+from compressa.transports.lowered import AVAILABLE
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.reactor import Reactor
 from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
+
+if TYPE_CHECKING:
+    from compressa.transports.lowered.loop import Loop
+
+_AGAIN_S = 0.001
 
 
 class TcpTransport(MeshTransport):
@@ -36,6 +45,7 @@ class TcpTransport(MeshTransport):
         early_bytes: Most bytes that one peer may send before anybody waits for them.
         failed: Called once, when a peer is lost or sends nonsense.
         backend_sum: Sums large tensors; None to offer no sums.
+        lowered: A socket for every other rank, for lowered sums; None to lower none.
     """
 
     name = "tcp"
@@ -48,6 +58,7 @@ class TcpTransport(MeshTransport):
         early_bytes: int,
         failed: Callable[[CompressaError], None],
         backend_sum: BackendSum | None = None,
+        lowered: Mapping[int, socket.socket] | None = None,
     ) -> None:
         striped = any(len(several) > 1 for several in sockets.values())
         any_order_bytes = settings.chunk_bytes if striped else None
@@ -57,6 +68,11 @@ class TcpTransport(MeshTransport):
         self._settings = settings
         self._sum = backend_sum
         self._reactor: Reactor | None = None
+        self._loop: Loop | None = None
+        if lowered is not None:
+            from compressa.transports.lowered.loop import Loop  # brings numba
+
+            self._loop = Loop(rank, lowered, settings, early_bytes, self.link_failed)
         self._links = {
             peer: Link(several, peer, settings, self.inboxes[peer], self.link_failed, self.leave)
             for peer, several in sockets.items()
@@ -68,6 +84,8 @@ class TcpTransport(MeshTransport):
         reactor.stay_awake(self._settings.poll_s, lambda: bool(self._pending))
         for link in self._links.values():
             link.attach(reactor)
+        if self._loop is not None:
+            reactor.wait_by(self._loop)
 
     def observe(self, on_sent: OnSent | None) -> None:
         """Have the outboxes report when the kernel has a message's first byte and its last."""
@@ -87,8 +105,9 @@ class TcpTransport(MeshTransport):
 
     @property
     def sums(self) -> bool:
-        """Whether there is a backend that sums, and nothing is paced, which sums can not be."""
-        return self._sum is not None and self._settings.pacer.rate_bits_per_s is None
+        """Whether a backend sums what is not lowered, and nothing is paced, which it can not be."""
+        paced = self._settings.pacer.rate_bits_per_s is not None
+        return not (self._sum is None or self._loop is not None or paced)
 
     @property
     def heard_s(self) -> dict[int, float]:
@@ -112,13 +131,40 @@ class TcpTransport(MeshTransport):
         assert self._sum is not None, "this transport offers no sums"
         self._sum.all_reduce(operation, done)
 
+    def lower(self, table: Table, dtype: torch.dtype) -> object | None:
+        """Return what the compiled loop runs, if there is one, and it can add the values."""
+        return None if self._loop is None else self._loop.program(table, dtype)
+
+    def sum(self, key: Key, stride: int, operation: LoweredSum, priority: int, done: Done) -> None:
+        """Have the compiled loop run a sum; if a call on another thread drives it, soon after."""
+        assert self._loop is not None, "nothing was lowered"
+        assert self._reactor is not None, "attach comes first"
+        program, values = operation.program, operation.values
+        if not self._loop.start(program, values, key, stride, priority, lambda: done({})):
+            again = partial(self.sum, key, stride, operation, priority, done)
+            self._reactor.call_at(time.monotonic() + _AGAIN_S, again)
+
+    def sum_now(self, key: Key, operation: LoweredSum) -> bool:
+        """Run the compiled loop on this thread, if nobody else does, for a short time."""
+        assert self._loop is not None, "nothing was lowered"
+        return self._loop.run(operation.program, operation.values, key)
+
+    def missing(self, key: Key) -> Sequence[int]:
+        """Return the peers that an exchange or a lowered sum waits for, ascending."""
+        lowered = [] if self._loop is None else self._loop.missing(key)
+        return lowered or super().missing(key)
+
     @property
     def traffic(self) -> Traffic:
         """Frames with their headers, and what a ring must have sent for the backend's sums."""
-        links = self._links.values()
-        summed = 0 if self._sum is None else self._sum.sent_bytes
+        links, loop = self._links.values(), self._loop
         sent = sum(link.sent_bytes for link in links)
-        return Traffic(sent + summed, sum(link.messages for link in links))
+        messages = sum(link.messages for link in links)
+        if self._sum is not None:
+            sent += self._sum.sent_bytes
+        if loop is not None:
+            sent, messages = sent + loop.sent_bytes, messages + loop.messages
+        return Traffic(sent, messages)
 
     def end_link(self, peer: int, *, drop: bool) -> None:
         """End the own streams to the peer, after what is queued, or without it."""
@@ -126,6 +172,8 @@ class TcpTransport(MeshTransport):
 
     def fail(self, error: CompressaError) -> None:
         """Drop what is queued and say goodbye; `close` waits for none of a lost peer's."""
+        if self._loop is not None:
+            self._loop.fail()
         super().fail(error)
         if isinstance(error, PeerLost):
             self._lost.setdefault(error.rank, error)
@@ -152,6 +200,8 @@ class TcpTransport(MeshTransport):
             self._reactor.poll(max(0.0, end_s - time.monotonic()))
         for link in self._links.values():
             link.close()
+        if self._loop is not None:
+            self._loop.close()
         if self._sum is not None:
             self._sum.close()
 
@@ -164,14 +214,20 @@ def open_tcp(setup: Setup) -> TcpTransport:
         TransportError: There is no address to listen on, or a rank cannot be reached.
     """
     settings = setup.settings.shared(setup.connections)
+    paced = settings.pacer.rate_bits_per_s is not None
+    lowers = AVAILABLE and not (settings.authenticated or paced)
+    everywhere = setup.all_gather(b"%d" % lowers, "compiled loops", setup.start_s)
+    lowers = all(answer == b"1" for answer in everywhere)
     sockets = connect_mesh(
         setup.rank,
         setup.size,
         settings.epoch,
         setup.all_gather,
         setup.start_s,
-        setup.connections,
+        setup.connections + lowers,
         settings.keys.named("door").secret,
     )
+    lowered = {peer: several.pop() for peer, several in sockets.items()} if lowers else None
     backend_sum = None if settings.authenticated else BackendSum(setup.group)
-    return TcpTransport(setup.rank, sockets, settings, setup.early_bytes, setup.failed, backend_sum)
+    sizes = settings, setup.early_bytes
+    return TcpTransport(setup.rank, sockets, *sizes, setup.failed, backend_sum, lowered)

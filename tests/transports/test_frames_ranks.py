@@ -232,7 +232,7 @@ def test_too_few_files_are_told_to_all_ranks_with_the_fix(
     for seen in fresh(3).run(register_with_few_files, config=config, culprits=culprits, spare=16):
         assert seen["type"] == "TransportError", seen
         assert re.search(
-            r"this process may open \d+ files, has \d+ and needs 18 more", seen["message"]
+            r"this process may open \d+ files, has \d+ and needs 20 more", seen["message"]
         )
         assert "ulimit -n" in seen["message"]
         assert seen["seconds"] < 10.0

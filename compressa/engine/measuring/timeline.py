@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from compressa.collectives.base import BackendAllReduce, Exchange, Operation
+from compressa.collectives.base import BackendAllReduce, Exchange, LoweredSum, Operation
 from compressa.engine.driver import Task
 from compressa.engine.units.phase import Phase
 from compressa.tracing import LEFT, Span, Tracer
@@ -149,5 +149,7 @@ class Timeline:
         """How many bytes an operation sends, and how many ranks it is with."""
         if isinstance(operation, Exchange):
             return operation.outgoing_bytes, len({*operation.outgoing, *operation.incoming})
+        if isinstance(operation, LoweredSum):
+            return operation.sent_bytes, operation.peers
         assert isinstance(operation, BackendAllReduce)
         return operation.tensor.nbytes, self.tracer.size - 1

@@ -26,7 +26,7 @@ def descriptors_needed(config: Config, ranks: int) -> int:
     """
     exchange = config.exchange
     several = any(row.connections for row in meant(exchange.transport))
-    own = exchange.connections if several else 0
+    own = exchange.connections + 1 if several else 0  # one is for lowered sums
     return (_MESHES + own) * (ranks - 1) + _OTHERS
 
 

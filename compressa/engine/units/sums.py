@@ -30,11 +30,12 @@ from compressa.collectives.algorithms import (
     segments_of,
 )
 from compressa.collectives.all_gather import ALL_GATHERS, DIRECT, all_gather
-from compressa.collectives.base import Exchange, Program
+from compressa.collectives.base import Exchange, LoweredSum, Program
 from compressa.collectives.choice import BACKEND, ROUND_ROBIN, Costs
 from compressa.collectives.cost import Stage, always
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
+from compressa.collectives.lowering import Table, lowered
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
 from compressa.engine.units.partition import Sizes, wire
@@ -168,7 +169,18 @@ class Sums:
         segments = self._segments(round_)
         if name == _HIERARCHICAL:
             return partial(self._reduce_by_host, segments)
-        return partial(self._reduce, segmented(self._row(name), segments))
+        all_reduce = segmented(self._row(name), segments)
+        lowered = self._lowered(round_, all_reduce) if name in ALGORITHMS else None
+        return lowered or partial(self._reduce, all_reduce)
+
+    def _lowered(self, round_: Round, all_reduce: AllReduce) -> Carrier | None:
+        """What has the transport run a sum of plain values as a table, if it can."""
+        if not round_.dense or self._transport.size == 1:
+            return None
+        elems, item_bytes = round_.capacity_bytes // round_.dtype.itemsize, round_.dtype.itemsize
+        table = lowered(all_reduce, elems, item_bytes, self._group)
+        program = self._transport.lower(table, round_.dtype)
+        return None if program is None else partial(_run_lowered, program, table)
 
     def _bring(self, payload: torch.Tensor, root: int) -> Program[None]:
         row = self._broadcast(payload.numel())
@@ -295,3 +307,14 @@ class Sums:
         if name == _HIERARCHICAL:
             return hierarchical(self._topology, _ACROSS, inside)
         return _BY_BACKEND if name == BACKEND else ALGORITHMS[name]
+
+
+def _run_lowered(
+    program: object,
+    table: Table,
+    values: Accumulator,
+    scratch: Scratch,
+    inside: Accumulator | None,
+) -> Program[None]:
+    assert values.dense is not None, "the round says that values are plain"
+    yield LoweredSum(program, values.dense, table.exchanges, table.sent_bytes, table.peers)

@@ -1,0 +1,15 @@
+"""Lowered sums: hop after hop over sockets, in compiled code that needs no interpreter lock.
+
+collectives/lowering.py   a program -> a table of hops                once per layout, in Python
+program.py                the table in memory, with what is under way
+loop.py                   sockets and memory of a transport           Python's side
+_drive.py                 waits, and goes on with what has come       compiled, as all below
+_links.py                 frames to and from one peer
+_hops.py                  what a table's hops send, hear and add
+_adds.py, _frames.py, _memory.py, _libc.py
+"""
+
+import sys
+
+AVAILABLE = sys.platform == "linux" and sys.maxsize > 1 << 32 and sys.byteorder == "little"
+"""Whether there are such sums here: their calls of the C library are those of 64-bit Linux."""

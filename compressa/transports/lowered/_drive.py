@@ -1,0 +1,214 @@
+"""Drive: begin programs, wait for sockets, go on with what has come, without the interpreter."""
+
+from __future__ import annotations
+
+from compressa.kernels.cpu._jit import lean, lean_nested
+
+from ._hops import begin_chain, fail, owed
+from ._libc import POLLIN, POLLOUT, free, now_ns, ppoll, read
+from ._links import flush, receive
+from ._memory import peek, poke, swap_if
+from ._words import (
+    ACTIVE,
+    BASE,
+    CHAIN_COUNT,
+    CHAIN_WORDS,
+    CHAINS,
+    CHAINS_LEFT,
+    CLOCK,
+    CORE_FREE,
+    DONE_COUNT,
+    DRIVING,
+    E_NEXT,
+    EARLY,
+    ENDED,
+    F_LEFT,
+    FAULT,
+    FD,
+    FULL,
+    LINK_COUNT,
+    LINK_WORDS,
+    LINKS,
+    OTHER_FD,
+    OUT_ROW,
+    PEER,
+    POLL_NS,
+    POLLFDS,
+    PRIORITY,
+    QUEUE,
+    R_AT,
+    R_OFFSET,
+    R_PROGRAM,
+    R_REGION,
+    ROW_COUNT,
+    ROW_WORDS,
+    ROWS,
+    SPARE,
+    STAGE,
+    STATUS,
+    STEP,
+    STRIDE,
+    UNDER_WAY,
+    UNIT,
+    WAKE_FD,
+)
+
+_WORD = 8
+_NS = 1_000_000_000
+_EVENTS_SHIFT, _REVENTS_SHIFT = 32, 48
+
+NOTHING, PROGRAM_DONE, OTHER_READY, FAILED = 0, 1, 2, 3
+
+
+@lean
+def begin(
+    loop: int,
+    program: int,
+    values: int,
+    step: int,
+    unit: int,
+    stage: int,
+    stride: int,
+    urgency: int,
+) -> None:
+    """Begin a program on values at an address; only for who drives.
+
+    Args:
+        loop: Its address.
+        program: The program's.
+        values: Of what is summed.
+        step: Its name: optimizer step,
+        unit: unit,
+        stage: and number of its first exchange.
+        stride: By how much the next ones are larger.
+        urgency: The smallest goes first.
+    """
+    poke(program, BASE, values)
+    poke(program, STEP, step)
+    poke(program, UNIT, unit)
+    poke(program, STAGE, stage)
+    poke(program, STRIDE, stride)
+    poke(program, PRIORITY, urgency)
+    for i in range(peek(program, ROW_COUNT)):
+        row = peek(program, ROWS) + _WORD * ROW_WORDS * i
+        poke(row, R_AT, peek(program, BASE + peek(row, R_REGION)) + peek(row, R_OFFSET))
+        poke(row, R_PROGRAM, program)
+    poke(program, CHAINS_LEFT, peek(program, CHAIN_COUNT))
+    poke(program, STATUS, UNDER_WAY)
+    poke(loop, ACTIVE, peek(loop, ACTIVE) + 1)
+    for c in range(peek(program, CHAIN_COUNT)):
+        begin_chain(loop, program, peek(program, CHAINS) + _WORD * CHAIN_WORDS * c)
+
+
+@lean
+def take_over(loop: int) -> bool:
+    """Become who drives; return False if another thread does."""
+    return bool(swap_if(loop, DRIVING, 0, 1))
+
+
+@lean
+def let_go(loop: int) -> None:
+    """Drive no more."""
+    poke(loop, DRIVING, 0)
+
+
+@lean
+def drive(loop: int, timeout_ns: int) -> int:
+    """Go on until a program is done, something else is ready, or so long.
+
+    Args:
+        loop: Its address; this thread drives it.
+        timeout_ns: Longest wait.
+
+    Returns:
+        `PROGRAM_DONE`, `OTHER_READY` (the other file descriptor), `FAILED`, or `NOTHING`.
+    """
+    end_ns = now_ns(loop + _WORD * CLOCK) + timeout_ns
+    while True:
+        _flush_all(loop)
+        if peek(loop, FAULT):
+            return FAILED
+        if peek(loop, DONE_COUNT):
+            return PROGRAM_DONE
+        left_ns = end_ns - now_ns(loop + _WORD * CLOCK)
+        ready = _wait(loop, max(0, left_ns))
+        if ready < 0 or (ready == 0 and left_ns <= 0):  # a signal's handler is Python's
+            return NOTHING
+        other = _serve(loop)
+        _check_ended(loop)
+        if other:
+            return OTHER_READY
+
+
+@lean
+def forget(loop: int) -> None:
+    """Free what came before anybody waited for it."""
+    for i in range(peek(loop, LINK_COUNT)):
+        link = peek(loop, LINKS) + _WORD * LINK_WORDS * i
+        early = peek(link, EARLY)
+        poke(link, EARLY, 0)
+        while early:
+            behind = peek(early, E_NEXT)
+            free(early)
+            early = behind
+
+
+@lean_nested
+def _check_ended(loop: int) -> None:
+    """Fail if a peer has ended its stream and owes something."""
+    for i in range(peek(loop, LINK_COUNT)):
+        link = peek(loop, LINKS) + _WORD * LINK_WORDS * i
+        if peek(link, ENDED) and owed(loop, link):
+            fail(loop, F_LEFT, peek(link, PEER), 0, 0)
+
+
+@lean_nested
+def _flush_all(loop: int) -> None:
+    for i in range(peek(loop, LINK_COUNT)):
+        link = peek(loop, LINKS) + _WORD * LINK_WORDS * i
+        if (peek(link, QUEUE) or peek(link, OUT_ROW)) and not peek(link, FULL):
+            flush(loop, link)
+
+
+@lean_nested
+def _wait(loop: int, timeout_ns: int) -> int:
+    """Wait until a socket is ready; look for a while before sleeping, if a core is free."""
+    fds, count = peek(loop, POLLFDS), peek(loop, LINK_COUNT)
+    for i in range(count):
+        link = peek(loop, LINKS) + _WORD * LINK_WORDS * i
+        wanted = POLLOUT * peek(link, FULL) + POLLIN * (1 - peek(link, ENDED))
+        fd = peek(link, FD) if wanted else -1
+        poke(fds, i, (fd & 0xFFFFFFFF) | wanted << _EVENTS_SHIFT)
+    for i, word in ((0, WAKE_FD), (1, OTHER_FD)):
+        fd = peek(loop, word)
+        poke(fds, count + i, (fd & 0xFFFFFFFF) | POLLIN << _EVENTS_SHIFT)
+    spare = loop + _WORD * SPARE
+    look_ns = peek(loop, POLL_NS) if peek(loop, CORE_FREE) else 0
+    if look_ns:
+        until_ns = now_ns(loop + _WORD * CLOCK) + min(look_ns, timeout_ns)
+        while now_ns(loop + _WORD * CLOCK) < until_ns and peek(loop, CORE_FREE):
+            poke(spare, 0, 0)
+            poke(spare, 1, 0)
+            ready = ppoll(fds, count + 2, spare, 0)
+            if ready > 0:
+                return ready
+    poke(spare, 0, timeout_ns // _NS)
+    poke(spare, 1, timeout_ns % _NS)
+    return ppoll(fds, count + 2, spare, 0)
+
+
+@lean_nested
+def _serve(loop: int) -> bool:
+    """Serve what is ready; return whether the other file descriptor is."""
+    fds, count = peek(loop, POLLFDS), peek(loop, LINK_COUNT)
+    for i in range(count):
+        ready = (peek(fds, i) >> _REVENTS_SHIFT) & 0xFFFF
+        if ready:
+            link = peek(loop, LINKS) + _WORD * LINK_WORDS * i
+            if ready & POLLOUT:
+                poke(link, FULL, 0)
+            if ready & ~POLLOUT:
+                receive(loop, link)
+    if (peek(fds, count) >> _REVENTS_SHIFT) & 0xFFFF:
+        read(peek(loop, WAKE_FD), loop + _WORD * SPARE, 8)
+    return (peek(fds, count + 1) >> _REVENTS_SHIFT) & 0xFFFF != 0

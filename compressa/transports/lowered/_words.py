@@ -1,0 +1,56 @@
+"""Where things lie in the loop's memory: word offsets of each kind of block."""
+
+from __future__ import annotations
+
+# The loop itself.
+LINKS, LINK_COUNT, POLLFDS, PROGRAMS, PROGRAM_ROOM, ACTIVE = 0, 1, 2, 3, 4, 5
+EPOCH, CHUNK_BYTES, POLL_NS, EARLY_LIMIT = 6, 7, 8, 9
+FAULT, FAULT_PEER, FAULT_A, FAULT_B = 10, 11, 12, 13  # the first failure; see `Fault`
+DONE_COUNT, DRIVING, WAKE_FD, OTHER_FD, AGE = 14, 15, 16, 17, 18
+SENT_BYTES, MESSAGES, CLOCK, CORE_FREE = 19, 20, 21, 23  # CLOCK has two words
+SPARE = 24  # for the C library: what `send_two` and `ppoll` are given
+LOOP_WORDS = 40
+
+# A link to one peer.
+FD, PEER, FULL, CLOSED = 0, 1, 2, 3
+QUEUE = 4  # the row that goes next; others follow by `NEXT`
+OUT_ROW, OUT_SENT, OUT_BYTES, OUT_AT = 5, 6, 7, 8  # the frame that is leaving
+OUT_HEADER = 9  # 6 words
+IN_STAGED, IN_LEFT, IN_AT = 15, 16, 17  # the frame that is coming
+IN_ROW, IN_EARLY, IN_DATA, IN_BYTES, IN_CHECK, IN_OFFSET = 18, 19, 20, 21, 22, 23
+EARLY, EARLY_BYTES = 24, 25  # a list of messages that nobody waits for yet
+STAGING, CHUNK = 26, 27  # addresses: of what was read with a header, of a frame that is added
+ENDED = 28  # whether the peer's stream has
+LINK_WORDS = 32
+
+HEADER_WORDS, HEADER_BYTES = 6, 48
+STAGING_BYTES = 4096
+
+# A message that came before anybody waited for it, followed by its bytes.
+E_NEXT, E_NAME_A, E_NAME_B, E_BYTES, E_CAME, EARLY_WORDS = 0, 1, 2, 3, 4, 5
+
+# A program: this block, then its chains, hops and rows.
+STATUS, STEP, UNIT, STAGE, STRIDE, PRIORITY = 0, 1, 2, 3, 4, 5
+CHAINS, CHAIN_COUNT, CHAINS_LEFT, HOPS, ROWS, ROW_COUNT = 6, 7, 8, 9, 10, 11
+BASE = 12  # of values, and of scratch: 2 words
+DTYPE, STRIDES, NOTIFY_FD, SLOT = 14, 15, 16, 17
+PROGRAM_WORDS = 20
+IDLE, UNDER_WAY, DONE = 0, 1, 2
+
+# A chain: hops one after another. Chains of a program go side by side.
+C_HOP, C_FIRST, C_END, C_OPEN, CHAIN_WORDS = 0, 1, 2, 3, 4
+
+# A hop: its rows are sends, then receives, then additions.
+H_STAGE, H_FIRST, H_SENDS, H_RECEIVES, H_ADDS, HOP_WORDS = 0, 1, 2, 3, 4, 5
+
+# A row. Of what is fixed: region and offset of its memory, and of what it is added to.
+R_LINK, R_REGION, R_OFFSET, R_BYTES, R_TO_REGION, R_TO_OFFSET, R_FUSED = 0, 1, 2, 3, 4, 5, 6
+R_AT, R_DONE, R_NEXT, R_AGE, R_CHAIN, R_PROGRAM, R_STAGE = 7, 8, 9, 10, 11, 12, 13
+ROW_WORDS = 14
+VALUES, SCRATCH = 0, 1
+
+# What has failed.
+F_NONE, F_LOST, F_MAGIC, F_HEADER, F_EPOCH, F_SIZES, F_DATA, F_LENGTH, F_EARLY, F_TURN, F_LEFT = (
+    range(11)
+)
+F_GIVEN_UP = 11

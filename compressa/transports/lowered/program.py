@@ -1,0 +1,122 @@
+"""Program: a lowered sum in memory, with what is under way; the same for every step of a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from compressa.collectives.lowering import Extent, HopTable, Table
+from compressa.transports.lowered import _words as w
+from compressa.transports.lowered._adds import (
+    BFLOAT16,
+    BYTE,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT32,
+    INT64,
+)
+from compressa.transports.lowered._memory import WORD_BYTES, address_of, words
+
+DTYPES = {
+    torch.float32: FLOAT32,
+    torch.float64: FLOAT64,
+    torch.float16: FLOAT16,
+    torch.bfloat16: BFLOAT16,
+    torch.int8: BYTE,
+    torch.uint8: BYTE,
+    torch.int32: INT32,
+    torch.int64: INT64,
+}
+"""What the loop can add."""
+
+
+class LoweredProgram:
+    """One that a loop can run again and again, once at a time.
+
+    Args:
+        table: What it does.
+        dtype: Of the values; one of `DTYPES`.
+        links: By peer, the address of its link in the loop.
+
+    Attributes:
+        address: Of its memory.
+    """
+
+    def __init__(self, table: Table, dtype: torch.dtype, links: Mapping[int, int]) -> None:
+        self._scratch = np.empty(table.scratch_bytes, np.uint8)
+        hops = table.hops
+        rows = [row for hop in hops for row in _rows(hop, links)]
+        sizes = (
+            w.PROGRAM_WORDS,
+            w.CHAIN_WORDS * len(table.chains),
+            w.HOP_WORDS * len(hops),
+            w.ROW_WORDS * len(rows),
+        )
+        self._words = words(sum(sizes))
+        self.address = address_of(self._words)
+        self._peers = {address: peer for peer, address in links.items()}
+        self._head, chains, hop_words, row_words = np.split(
+            self._words[: sum(sizes)], np.cumsum(sizes)[:-1]
+        )
+        self._rows = row_words.reshape(len(rows), w.ROW_WORDS)
+        self._chains = chains.reshape(len(table.chains), w.CHAIN_WORDS)
+        self._hops = hop_words.reshape(len(hops), w.HOP_WORDS)
+        self._fill(table, hops, rows, dtype)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it has begun and not ended."""
+        return bool(self._head[w.STATUS] == w.UNDER_WAY)
+
+    @property
+    def missing(self) -> list[int]:
+        """Peers whose message of the hops under way has not come, or that have not taken theirs."""
+        found = set()
+        for hop, _, end, waits in self._chains.tolist():
+            if hop < end and waits:
+                _, first, sends, receives, _ = self._hops[hop].tolist()
+                for row in self._rows[first : first + sends + receives].tolist():
+                    if row[w.R_DONE] < row[w.R_BYTES]:
+                        found.add(self._peers[row[w.R_LINK]])
+        return sorted(found)
+
+    def _fill(
+        self, table: Table, hops: list[HopTable], rows: list[list[int]], dtype: torch.dtype
+    ) -> None:
+        head = self._head
+        head[w.CHAINS] = self.address + WORD_BYTES * w.PROGRAM_WORDS
+        head[w.HOPS] = head[w.CHAINS] + WORD_BYTES * self._chains.size
+        head[w.ROWS] = head[w.HOPS] + WORD_BYTES * self._hops.size
+        head[w.CHAIN_COUNT], head[w.ROW_COUNT] = len(table.chains), len(rows)
+        head[w.BASE + w.SCRATCH] = self._scratch.ctypes.data
+        head[w.DTYPE] = DTYPES[dtype]
+        self._rows[:, : w.R_FUSED + 1] = np.array(rows, np.int64).reshape(len(rows), w.R_FUSED + 1)
+        begin = 0
+        for number, chain in enumerate(table.chains):
+            self._chains[number] = (begin, begin, begin + len(chain), 0)
+            begin += len(chain)
+        first = 0
+        for number, hop in enumerate(hops):
+            additions = len(_apart(hop))
+            self._hops[number] = (hop.stage, first, len(hop.sends), len(hop.receives), additions)
+            first += len(hop.sends) + len(hop.receives) + additions
+
+
+def _apart(hop: HopTable) -> list[tuple[Extent, Extent]]:
+    """What is added when a hop is over, and not as it comes."""
+    fused = any(hop.fused(peer) is not None for peer in hop.receives)
+    return [] if fused else list(hop.additions)
+
+
+def _rows(hop: HopTable, links: Mapping[int, int]) -> list[list[int]]:
+    rows = [[links[peer], *extent, 0, 0, 0] for peer, extent in hop.sends.items()]
+    for peer, extent in hop.receives.items():
+        to = hop.fused(peer)
+        target = (0, 0, 0) if to is None else (to.region, to.offset_bytes, 1)
+        rows.append([links[peer], *extent, *target])
+    for to, source in _apart(hop):
+        rows.append([0, *source, to.region, to.offset_bytes, 0])
+    return rows

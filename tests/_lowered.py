@@ -1,0 +1,97 @@
+"""Loops of several ranks in one process, joined by sockets, each driven by a thread."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from compressa.collectives.algorithms import ALGORITHMS, AllReduce, segmented
+from compressa.collectives.lowering import Table, lowered
+from compressa.collectives.rank_group import RankGroup
+from compressa.errors import CompressaError
+from compressa.transports.base import Key
+from compressa.transports.lowered.loop import Loop
+from compressa.transports.lowered.program import LoweredProgram
+from compressa.transports.settings import Settings
+
+EPOCH, CHUNK_BYTES, EARLY_BYTES = 7, 1 << 12, 1 << 20
+PATIENCE_S = 20.0
+
+
+def table_of(name: str, rank: int, size: int, values: torch.Tensor, segments: int = 1) -> Table:
+    """Lower an algorithm for some values."""
+    all_reduce: AllReduce = segmented(ALGORITHMS[name], segments)
+    return lowered(all_reduce, values.numel(), values.itemsize, RankGroup.everyone(rank, size))
+
+
+class End:
+    """One rank's loop, and what it has reported."""
+
+    def __init__(self, rank: int, sockets: dict[int, socket.socket], **how: Any) -> None:
+        early_bytes = how.pop("early_bytes", EARLY_BYTES)
+        sizes = {"epoch": EPOCH, "chunk_bytes": CHUNK_BYTES, "credit_bytes": 2 * CHUNK_BYTES}
+        settings = Settings(**{**sizes, "silence_s": 10.0, **how})
+        self.failures: list[CompressaError] = []
+        self.rank, self.size = rank, len(sockets) + 1
+        self.loop = Loop(rank, sockets, settings, early_bytes, self.failures.append)
+        self._waker, self._wakes = socket.socketpair()
+        self.done: list[Key] = []
+
+    def program(self, name: str, values: torch.Tensor, segments: int = 1) -> LoweredProgram:
+        """Lower an algorithm for this rank."""
+        table = table_of(name, self.rank, self.size, values, segments)
+        program = self.loop.program(table, values.dtype)
+        assert program is not None
+        return program
+
+    def start(
+        self, program: LoweredProgram, values: torch.Tensor, key: Key, priority: int = 0
+    ) -> None:
+        """Begin a program."""
+        done = self.done.append
+        assert self.loop.start(program, values, key, 1, priority, lambda: done(key))
+
+    def until(self, count: int) -> None:
+        """Drive until so many programs are done, or something has failed."""
+        end_s = time.monotonic() + PATIENCE_S
+        while len(self.done) < count and not self.failures and time.monotonic() < end_s:
+            self.loop.wait(self._wakes.fileno(), 0.05)
+
+    def sum(self, program: LoweredProgram, values: torch.Tensor, key: Key) -> None:
+        """Begin a program and drive to its end."""
+        self.start(program, values, key)
+        self.until(len(self.done) + 1)
+
+    def close(self) -> None:
+        """End it."""
+        self.loop.close()
+        self._waker.close()
+        self._wakes.close()
+
+
+@contextmanager
+def ends(size: int, **how: Any) -> Iterator[list[End]]:
+    """Yield the loops of so many ranks."""
+    sockets: list[dict[int, socket.socket]] = [{} for _ in range(size)]
+    for a in range(size):
+        for b in range(a):
+            sockets[a][b], sockets[b][a] = socket.socketpair()
+    made = [End(rank, links, **how) for rank, links in enumerate(sockets)]
+    try:
+        yield made
+    finally:
+        for end in made:
+            end.close()
+
+
+def side_by_side(calls: Sequence[Any]) -> None:
+    """Call functions on a thread each; raise what one of them raises."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for future in [pool.submit(call) for call in calls]:
+            future.result(2 * PATIENCE_S)
