@@ -19,6 +19,21 @@ from compressa.errors import escaped
 if TYPE_CHECKING:
     from compressa.tracing.summary import Figures, Summary
 
+_CAUSES = {
+    "compute_s": "computing",
+    "calls_s": "in calls of compressa",
+    "core_s": "waiting for a core",
+    "lock_s": "waiting for the interpreter's lock",
+    "codec_s": "waiting for encode and decode",
+    "wire_s": "waiting for the wire",
+    "peers_s": "waiting for peers",
+    "carried_s": "waiting for the wire or peers",
+    "queued_s": "waiting for work to be taken up",
+    "elsewhere_s": "blocked by something of its own",
+    "unknown_s": "not accounted for",
+}
+_EITHER = "waiting for a core or the lock"
+
 trace_app = typer.Typer(
     help="What a trace of training amounts to.",
     epilog="Example: compressa trace summary trace-rank0.json",
@@ -44,6 +59,9 @@ def summary(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Print where the time of the steps went: exposed communication, queueing, an idle link.
+
+    A table says what each millisecond of the training thread was spent on; its rows add up to the
+    step. What the system does not tell apart has one row, and what is not known has one, too.
 
     Exposed is for how long the thread that trains waited; the rest of a step is called compute. The
     link is idle while nothing is on the wire, and it need not be while a unit that is ready has
@@ -81,6 +99,9 @@ def _print(files: Sequence[Path], summaries: Sequence[Summary]) -> None:
         say(f"\n{_headline(file, each)}")
         shown = each.steps[-_MOST_STEPS:]
         console.print(_figures_table("step", [(f"{step}", 1, figures) for step, figures in shown]))
+        console.print(_breakdown_table(each))
+        for note in _notes(each):
+            say(note)
         console.print(_queueing_table(each.total))
         console.print(_exposed_table(each))
 
@@ -114,6 +135,41 @@ def _figures_table(title: str, rows: Sequence[tuple[str, int, Figures]]) -> Tabl
         inverted = f"{figures.inversions / max(steps, 1):.4g}"
         table.add_row(name, *each, inverted, ms(figures.inverted_s / max(steps, 1)))
     return table
+
+
+def _breakdown_table(summary: Summary) -> Table:
+    """What steps were spent on: their mean, its shares, the fastest one and the slowest."""
+    table = figures_table(["\nthe step is spent"], ["\nmean ms", "\n%"])
+    steps = sorted(summary.steps, key=lambda pair: (pair[1].seconds, pair[0]))
+    shown = steps[:1] + steps[1:][-1:]
+    for which, (step, _) in zip(("fastest", "slowest"), shown, strict=False):
+        table.add_column(f"{which}\n{step}: ms", justify="right")
+    total, count = summary.total.breakdown, max(len(steps), 1)
+    for field, name in _CAUSES.items():
+        values = [getattr(figures.breakdown, field) for _, figures in shown]
+        if field == "core_s" and not summary.cores_known:
+            continue
+        if field == "lock_s" and not summary.cores_known:
+            name = _EITHER
+        table.add_row(name, *_parts(getattr(total, field), total.seconds, count, values))
+    lengths = [figures.breakdown.seconds for _, figures in shown]
+    table.add_row("step", *_parts(total.seconds, total.seconds, count, lengths))
+    return table
+
+
+def _parts(seconds: float, of_s: float, count: int, values: Sequence[float]) -> list[str]:
+    share = f"{100 * seconds / of_s:.1f}" if of_s else "-"
+    return [ms(seconds / count), share, *map(ms, values)]
+
+
+def _notes(summary: Summary) -> list[str]:
+    """What is not told apart, in sentences."""
+    said = []
+    if not summary.training_known:
+        said.append("What training did outside of waits is not known, and taken for computing.")
+    elif not summary.cores_known:
+        said.append("This system does not tell how long threads wait for a core.")
+    return said
 
 
 def _queueing_table(total: Figures) -> Table:

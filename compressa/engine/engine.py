@@ -93,7 +93,6 @@ class Engine:
         self.planning = Planning(session.control, config.schedule, config.exchange.deadline_s)
         self.tracer = Tracer(session.rank, session.size)
         self._timeline = Timeline(self.tracer, lambda: self.planning.profiler.needs_s)
-        self._traced = False  # whether the transport tells what has left
         self._expected = 0
         self._listen()
         self._phases, self._phase = self._first_phase(compressors)
@@ -103,7 +102,7 @@ class Engine:
     def _listen(self) -> None:
         """Have the session tell what it has done, and what has failed."""
         communication = self._communication
-        communication.observe(self._carried, self._timed)
+        communication.observe(self._carried, self._timed, self._timeline.begun)
         communication.pass_through(gate_for(self._config, self.session.control, communication))
         communication.when_failed(self._broke)
 
@@ -185,6 +184,7 @@ class Engine:
         """
         started_s = time.perf_counter()
         self._doing.begin(f"in step {self.step}", blocked=True)
+        self._timeline.begin_wait()
         try:
             self.device_stream.follow(self._communication.wait(tickets))
         finally:
@@ -293,9 +293,7 @@ class Engine:
             )
         if self.tracer.recording is not None:
             self.tracer.begin_step(step)
-        if self.tracer.on is not self._traced:
-            self._traced = self.tracer.on
-            self.transport.observe(self._timeline.on_sent if self._traced else None)
+        self._timeline.watch(self.transport)
         if self._rollback is not None:
             self._give_back()
         if step != self._expected or step >= self._phase.end_step:

@@ -54,6 +54,10 @@ class DDPHook:
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Submit one bucket; return a future of its buffer, averaged in place."""
+        with self._engine.tracer.calls():
+            return self._submit(bucket)
+
+    def _submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if not self._pending:
             Variable._execution_engine.queue_callback(self._wait)
         self._handle.integrity.begin(self._handle.next_step)

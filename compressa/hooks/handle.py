@@ -120,9 +120,10 @@ class Handle:
         """
         if self._link.missing is not None:
             self._link.check()
-        ticket = self.engine.submit(
-            tensors, step=self.next_step, loss_scale=loss_scale, hold_zeros=hold_zeros
-        )
+        with self.engine.tracer.calls():
+            ticket = self.engine.submit(
+                tensors, step=self.next_step, loss_scale=loss_scale, hold_zeros=hold_zeros
+            )
         if self.engine.complete:
             self.next_step += 1
         return ticket

@@ -4,20 +4,26 @@ A `Tracer` records spans, `write` makes a file for Perfetto of them, `read` take
 `summarise` says what they amount to.
 """
 
+from compressa.tracing.assembly import CAME, LEFT
 from compressa.tracing.events import NO_UNIT, STAGES, WAITS, Span, Trace
-from compressa.tracing.recorder import LEFT, MOST_EVENTS, Recording, Tracer, place_of
+from compressa.tracing.recorder import MOST_EVENTS, Recording, Tracer, place_of
+from compressa.tracing.thread_clock import Reading, ThreadClock, spent
 from compressa.tracing.writer import write
 
 __all__ = [
+    "CAME",
     "LEFT",
     "MOST_EVENTS",
     "NO_UNIT",
     "STAGES",
     "WAITS",
+    "Reading",
     "Recording",
     "Span",
+    "ThreadClock",
     "Trace",
     "Tracer",
     "place_of",
+    "spent",
     "write",
 ]

@@ -5,11 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-Stage = Literal["ready", "queued", "compress", "wire", "decompress", "apply", "wait"]
+Stage = Literal[
+    "ready",
+    "queued",
+    "compress",
+    "wire",
+    "arrive",
+    "decompress",
+    "apply",
+    "train",
+    "wait",
+    "core",
+    "lock",
+]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """The tracks. `ready` lasts from a unit's first gradient to its last; `queued` is time in which a
 unit waited for its turn; `wire` lasts from the first byte that leaves to the last that arrives;
-`apply` is the optimizer's; `wait` is the training thread's: exposed communication."""
+`arrive`, of that, from the first byte of a peer's message to its last; `apply` is the optimizer's;
+`wait` is the training thread's: exposed communication; `train` is what lies between its waits; in
+`core` one of the engine's threads was ready to run and had no core; in `lock` a thread that asked
+for the interpreter's lock did not get it."""
 
 Wait = Literal["compress", "turn", "outbox", "decompress"]
 WAITS: tuple[Wait, ...] = get_args(Wait)
@@ -38,6 +53,10 @@ class Span(NamedTuple):
         need: If ready, the unit's place among those of its step in the order in which the next
             forward needs them.
         parameters: If ready, the names of all parameters in the unit.
+        cpu_s: Where a thread computed, its time on a core; None if unknown.
+        core_s: Where a thread computed or waited, how long it was ready to run and had no core;
+            None if unknown.
+        calls_s: If training, the time on a core within calls of this package.
     """
 
     stage: str
@@ -53,6 +72,9 @@ class Span(NamedTuple):
     sent_s: float | None = None
     need: int = 0
     parameters: tuple[str, ...] = ()
+    cpu_s: float | None = None
+    core_s: float | None = None
+    calls_s: float = 0.0
 
     @property
     def ended_s(self) -> float:

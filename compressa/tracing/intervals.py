@@ -25,7 +25,7 @@ class Intervals:
     """
 
     def __init__(self, pieces: Iterable[Interval]) -> None:
-        self._pieces = list(_merged(pieces))
+        self._pieces = list(merged(pieces))
         self._begins = [begin for begin, _ in self._pieces]
         lengths = (end - begin for begin, end in self._pieces)
         self._before = list(accumulate(lengths, initial=0.0))
@@ -70,10 +70,16 @@ class Intervals:
         )
 
 
-def _merged(pieces: Iterable[Interval]) -> Iterator[Interval]:
+def merged(pieces: Iterable[Interval], *, empty: bool = False) -> Iterator[Interval]:
+    """Yield the union of intervals as disjoint ones, in order.
+
+    Args:
+        pieces: Begin and end of each, in any order.
+        empty: Whether pieces without length are kept where they lie in no other.
+    """
     current: Interval | None = None
     for begin, end in sorted(pieces):
-        if end <= begin:
+        if end < begin or (end == begin and not empty):
             continue
         if current is None or begin > current[1]:
             if current is not None:

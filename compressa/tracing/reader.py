@@ -31,6 +31,9 @@ class _Args(_Part):
     sending_us: _Time | None = None
     need: _Count = 0
     parameters: tuple[str, ...] = ()
+    cpu_us: _Time | None = None
+    core_us: _Time | None = None
+    calls_us: _Time = 0
 
 
 class _Complete(_Part):
@@ -136,7 +139,14 @@ def _span(event: _Complete) -> Span:
         None if sent_us is None else sent_us / 1e6,
         args.need,
         args.parameters,
+        _seconds(args.cpu_us),
+        _seconds(args.core_us),
+        args.calls_us / 1e6,
     )
+
+
+def _seconds(us: float | None) -> float | None:
+    return None if us is None else us / 1e6
 
 
 def _described(mistake: Any) -> str:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import threading
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from compressa.errors import ConfigError, StateError
+from compressa.tracing.assembly import assembled
 from compressa.tracing.events import Span, Trace
+from compressa.tracing.thread_clock import Spent
+from compressa.tracing.training import Training
 from compressa.tracing.writer import write
 
 MOST_EVENTS = 1 << 18
 """Some 100 MB of memory and of file."""
-
-LEFT = "left"  # not a stage: a message's first and last byte, which belong to a span on the wire
 
 
 class _Begun(NamedTuple):
@@ -38,6 +41,9 @@ class Recording:
         path: Where it is written to.
         steps: The first and the last step of interest; None for all.
         most_events: How many spans are kept.
+
+    Attributes:
+        training: What the training thread does outside of waits; None before the first step.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Recording:
     ) -> None:
         self.path = path
         self.steps = steps
+        self.training: Training | None = None
         self._tracer = tracer
         self._most_events = most_events
         self._events: deque[Span] = deque()
@@ -73,11 +80,18 @@ class Recording:
             next(self._refused)
 
     def begin(self, step: int) -> None:
-        """Note that a step begins, if that is not known, and make room for it."""
+        """Note that a step begins, if that is not known, and make room for it.
+
+        On the thread that trains.
+        """
         if self._begun and self._begun[-1].step == step:
             return
-        events = self._removed + len(self._events)
-        self._begun.append(_Begun(step, time.perf_counter(), events))
+        if self.training is None or self.training.thread != threading.get_ident():
+            if self.training is not None:
+                self.training.end()
+            self.training = Training(self.add)
+        at_s = self.training.begin(step)
+        self._begun.append(_Begun(step, at_s, self._removed + len(self._events)))
         while len(self._events) > self._most_events // 2 and len(self._begun) > 1:
             self._drop_first_step()
 
@@ -91,8 +105,10 @@ class Recording:
         Returns:
             What there was room for of the steps of interest; nothing is kept here.
         """
+        if self.training is not None:
+            self.training.end()
         ended_s = time.perf_counter()
-        spans = _assembled(self._drain())
+        spans = assembled(self._drain())
         begun = tuple((step, at_s) for step, at_s, _ in self._begun)
         if self.steps is not None:
             first, last = self.steps
@@ -200,6 +216,41 @@ class Tracer:
             self.on = True
             recording.begin(step)
 
+    def calls(self) -> AbstractContextManager[None]:
+        """Count what the training thread computes in a `with` block to this package."""
+        training = self._training
+        return nullcontext() if training is None else training.calls()
+
+    def begin_wait(self) -> None:
+        """Note that the training thread is about to wait."""
+        training = self._training
+        if training is not None:
+            training.begin_wait()
+
+    def end_wait(self, name: str, step: int, started_s: float, seconds: float) -> None:
+        """Note that the training thread has waited, and goes on now.
+
+        Args:
+            name: For what.
+            step: In which step.
+            started_s: Since when, on `time.perf_counter`.
+            seconds: For how long.
+        """
+        training = self._training
+        spent = Spent(None, None) if training is None else training.end_wait()
+        self.add(Span("wait", name, step, started_s, seconds, core_s=spent.core_s))
+
+    @property
+    def step(self) -> int:
+        """Which step is under way, as far as it is recorded; -1 if none is."""
+        training = self._training
+        return -1 if training is None else training.step
+
+    @property
+    def _training(self) -> Training | None:
+        recording = self.recording
+        return recording.training if self.on and recording is not None else None
+
     def span(self, stage: str, name: str, step: int, started_s: float, seconds: float) -> None:
         """Note some time that was spent on something by name, from any thread.
 
@@ -246,31 +297,3 @@ def _unix_zero_s() -> float:
         before_s, unix_s, after_s = time.perf_counter(), time.time(), time.perf_counter()
         found.append((after_s - before_s, unix_s - (before_s + after_s) / 2))
     return min(found)[1]
-
-
-def _assembled(spans: list[Span]) -> list[Span]:
-    """Tell the time in the outbox from that on the wire, where it is known when bytes left."""
-    left: dict[tuple[int, int, int], tuple[float, float]] = {}
-    for span in spans:
-        if span.stage == LEFT:
-            key = (span.step, span.unit, span.number)
-            first_s, last_s = left.get(key, (span.started_s, span.ended_s))
-            left[key] = min(first_s, span.started_s), max(last_s, span.ended_s)
-    result = []
-    for span in spans:
-        if span.stage == "wire":
-            result += _told_apart(span, left.get((span.step, span.unit, span.number)))
-        elif span.stage != LEFT:
-            result.append(span)
-    return result
-
-
-def _told_apart(wire: Span, left: tuple[float, float] | None) -> list[Span]:
-    if left is None:
-        return [wire]
-    first_s, last_s = (min(max(time_s, wire.started_s), wire.ended_s) for time_s in left)
-    queued = wire._replace(
-        stage="queued", seconds=first_s - wire.started_s, waits_for="outbox", size_bytes=0, peers=0
-    )
-    carried = wire._replace(started_s=first_s, seconds=wire.ended_s - first_s, sent_s=last_s)
-    return [queued, carried]

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
+from compressa.tracing.breakdown import Breakdown, breakdowns, total
 from compressa.tracing.events import WAITS, Span, Trace
 from compressa.tracing.exposure import exposure
 from compressa.tracing.intervals import Intervals
@@ -50,6 +51,7 @@ class Figures:
         inversions: How often an exchange waited to leave while one that is needed later was sent.
         inverted_s: For how long; those that wait at the same time count each.
         queueing: By what is waited for; see `compressa.tracing.WAITS`.
+        breakdown: What the training thread's time was spent on; it adds up to `seconds`.
     """
 
     seconds: float
@@ -59,6 +61,7 @@ class Figures:
     inversions: int
     inverted_s: float
     queueing: dict[str, Queueing]
+    breakdown: Breakdown
 
     @property
     def compute_s(self) -> float:
@@ -78,6 +81,9 @@ class Summary:
         exposed: What was waited for longest, by the names of parameters, and for how long in all.
         dropped_steps: As in `compressa.tracing.Trace`.
         dropped_spans: As there.
+        training_known: Whether it is known what the training thread did outside of waits; else all
+            of that is taken for computing.
+        cores_known: Whether waits for a core are known; else they are among those for the lock.
     """
 
     rank: int
@@ -87,6 +93,8 @@ class Summary:
     exposed: tuple[tuple[str, float], ...]
     dropped_steps: int
     dropped_spans: int
+    training_known: bool
+    cores_known: bool
 
 
 def summarise(trace: Trace) -> Summary:
@@ -102,6 +110,8 @@ def summarise(trace: Trace) -> Summary:
         tuple(exposed[:_TOP]),
         trace.dropped_steps,
         trace.dropped_spans,
+        any(span.stage == "train" and span.cpu_s is not None for span in trace.spans),
+        any(span.core_s is not None for span in trace.spans),
     )
 
 
@@ -132,6 +142,8 @@ class _Reckoned:
         self._starved = Intervals(_unsent(by_stage["ready"], by_stage["wire"])) - self._busy
         self._queued = _by_window(windows, by_stage["queued"])
         self._inversions = _by_window(windows, inversions(trace.spans))
+        bounds = [(begin_s, end_s) for begin_s, end_s, _ in windows]
+        self._breakdowns = dict(zip(windows, breakdowns(trace.spans, bounds), strict=True))
 
     def figures(self, windows: Sequence[_Window]) -> Figures:
         seconds = math.fsum(end_s - begin_s for begin_s, end_s, _ in windows)
@@ -144,6 +156,7 @@ class _Reckoned:
             inversions=len(late),
             inverted_s=math.fsum(inversion.seconds for inversion in late),
             queueing=_queueing([span for window in windows for span in self._queued[window]]),
+            breakdown=total([self._breakdowns[window] for window in windows]),
         )
 
 

@@ -63,7 +63,7 @@ def write(trace: Trace, path: Path) -> None:
 
 def _events(trace: Trace, offset_s: float) -> Iterator[dict[str, Any]]:
     def us(time_s: float) -> float:
-        return round((time_s + offset_s) * 1e6 * _TICKS_PER_US) / _TICKS_PER_US
+        return _us(time_s + offset_s)
 
     pid = trace.rank
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"rank {pid}"}}
@@ -104,7 +104,7 @@ def _in_lanes(spans: Iterable[_Placed]) -> Iterator[tuple[int, _Placed]]:
     """Put each span onto the first lane that is free, so that no two on a lane overlap."""
     free: list[int] = []
     taken: list[tuple[float, int]] = []  # until when
-    for placed in sorted(spans):
+    for placed in sorted(spans, key=lambda placed: placed[:2]):
         while taken and taken[0][0] <= placed.began_us:
             heapq.heappush(free, heapq.heappop(taken)[1])
         lane = heapq.heappop(free) if free else len(taken)
@@ -123,4 +123,13 @@ def _args(span: Span) -> dict[str, Any]:
         args |= {"bytes": span.size_bytes, "peers": span.peers}
     elif span.stage == "ready":
         args |= {"need": span.need, "parameters": span.parameters}
+    elif span.stage == "train":
+        args["calls_us"] = _us(span.calls_s)
+    for name, seconds in (("cpu_us", span.cpu_s), ("core_us", span.core_s)):
+        if seconds is not None:
+            args[name] = _us(seconds)
     return args
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6 * _TICKS_PER_US) / _TICKS_PER_US

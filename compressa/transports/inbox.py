@@ -11,13 +11,14 @@ several they overtake each other: each must then be one whole chunk, which had n
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from compressa.errors import PayloadError
-from compressa.transports.base import Key
+from compressa.transports.base import Key, OnCome
 from compressa.transports.frames import Frame
 
 Arrived = Callable[[torch.Tensor], None]
@@ -36,6 +37,7 @@ class _Message:
     owed: bool = True
     begun_bytes: int = 0
     received_bytes: int = 0
+    begun_s: float | None = None  # if anybody wants to know
     begun: set[int] = field(default_factory=set)  # offsets, where chunks come in any order
 
     @property
@@ -69,6 +71,11 @@ class Inbox:
         self._early_bytes = 0
         self._messages: dict[Key, _Message] = {}
         self._lock = threading.Lock()
+        self._on_come: OnCome | None = None
+
+    def hear(self, on_come: OnCome | None) -> None:
+        """Have a function called with each message that has come whole; see `Transport.hear`."""
+        self._on_come = on_come
 
     def expect(
         self, key: Key, buffer: torch.Tensor, exact: bool, arrived: Arrived, *, owed: bool = True
@@ -201,6 +208,8 @@ class Inbox:
         message = self._messages.get(frame.key) or self._early(frame)
         if message.message_bytes != frame.message_bytes:
             self._settle_length(message, frame)
+        if self._on_come is not None and not (message.begun_bytes or message.begun):
+            message.begun_s = time.perf_counter()
         if self._any_order_bytes is None:
             if frame.offset_bytes != message.begun_bytes:
                 raise PayloadError(
@@ -216,10 +225,13 @@ class Inbox:
     def _filled(self, message: _Message, frame: Frame) -> Arrived | None:
         """Count a frame; return whom to tell if its message is complete and was asked for."""
         message.received_bytes += frame.data_bytes
-        if message.received_bytes == message.message_bytes and message.arrived is not None:
+        if not message.complete:
+            return None
+        if self._on_come is not None and message.begun_s is not None:
+            self._on_come(frame.key, message.begun_s, time.perf_counter())
+        if message.arrived is not None:
             del self._messages[frame.key]
-            return message.arrived
-        return None
+        return message.arrived
 
     def _early(self, frame: Frame) -> _Message:
         """Make room for a message that nobody has asked for yet."""

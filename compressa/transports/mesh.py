@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from compressa.errors import CompressaError, PeerLost
-from compressa.transports.base import Key
+from compressa.transports.base import Key, OnCome
 from compressa.transports.frames import prepare, way
 from compressa.transports.inbox import Inbox
 from compressa.transports.tagged import TaggedTransport
@@ -60,6 +60,11 @@ class MeshTransport(TaggedTransport):
         self._dead = False
         self._gone: set[int] = set()
         self._lost: dict[int, PeerLost] = {}
+
+    def hear(self, on_come: OnCome | None) -> None:
+        """Have the inboxes report when a message's first byte and its last are here."""
+        for inbox in self.inboxes.values():
+            inbox.hear(on_come)
 
     @property
     def gone(self) -> frozenset[int]:

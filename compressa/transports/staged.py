@@ -23,7 +23,7 @@ import torch
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError
-from compressa.transports.base import Done, Key, OnSent, Received, Traffic, Transport
+from compressa.transports.base import Done, Key, OnCome, OnSent, Received, Traffic, Transport
 from compressa.transports.reactor import Reactor
 from compressa.transports.watcher import Callback, Watcher
 
@@ -70,6 +70,10 @@ class Staged(Transport):
             self._watcher = Watcher(reactor.post, self._stream.device)
             self._when = self._watcher.when
         self._inner.attach(reactor)
+
+    def hear(self, on_come: OnCome | None) -> None:
+        """Have the transport to the network report what has come there."""
+        self._inner.hear(on_come)
 
     def observe(self, on_sent: OnSent | None) -> None:
         """Have the inner transport's pieces reported: their names differ in the part only."""

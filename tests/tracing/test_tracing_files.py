@@ -20,6 +20,7 @@ from compressa.tracing.reader import read
 
 UNIX_S = 1.75e9
 TICK_S = 1e-6 / 8
+EXACT_S = [0.0, 3e-6, 2.5, 1e4]
 TIMES = st.floats(0, 1e5, allow_nan=False)
 
 
@@ -41,7 +42,10 @@ def spans(draw: st.DrawFn) -> Span:
     if stage == "ready":
         names = draw(st.lists(st.text(max_size=5), max_size=3))
         span = span._replace(need=draw(st.integers(0, 9)), parameters=tuple(names))
-    return span
+    if stage == "train":
+        span = span._replace(calls_s=draw(st.sampled_from(EXACT_S)))
+    some_s = st.none() | st.sampled_from(EXACT_S)
+    return span._replace(cpu_s=draw(some_s), core_s=draw(some_s))
 
 
 @settings(max_examples=40)
@@ -147,12 +151,14 @@ def small() -> dict[str, Any]:
         "dropped_spans": 0,
     }
     span = {"ph": "X", "cat": "wire", "name": "p", "ts": 5, "dur": 1.5, "args": {"step": 0}}
+    spent = {"step": 0, "cpu_us": 2, "core_us": 0.5, "calls_us": 1}
     return {
         "otherData": about,
         "traceEvents": [
             {"ph": "M", "name": "process_name", "args": {"name": "rank 0"}},
             {"ph": "i", "cat": "step", "name": "step 0", "ts": 1, "args": {"step": 0}},
             span,
+            {"ph": "X", "cat": "train", "name": "step 0", "ts": 1, "dur": 4, "args": spent},
             {"ph": "i", "cat": "end", "name": "", "ts": 9, "args": {}},
         ],
     }
@@ -162,8 +168,16 @@ def test_what_viewers_add_is_passed_over(tmp_path: Path) -> None:
     trace = small()
     trace["more"] = trace["otherData"]["more"] = trace["traceEvents"][2]["args"]["more"] = 1
     (tmp_path / "t.json").write_text(json.dumps(trace))
-    (span,) = read(tmp_path / "t.json").spans
+    span, _ = read(tmp_path / "t.json").spans
     assert (span.stage, span.started_s, span.seconds) == ("wire", 5e-6, 1.5e-6)
+
+
+def test_a_trace_of_before_clocks_of_threads_were_read_is_read(tmp_path: Path) -> None:
+    trace = small()
+    del trace["traceEvents"][3]
+    (tmp_path / "t.json").write_text(json.dumps(trace))
+    (span,) = read(tmp_path / "t.json").spans
+    assert (span.cpu_s, span.core_s, span.calls_s) == (None, None, 0.0)
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -195,6 +209,18 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     "a number as text": (
         lambda t: t["traceEvents"][2]["args"].update(step="0"),
         "traceEvents.2.X.args.step: Input should be a valid integer",
+    ),
+    "a negative time on a core": (
+        lambda t: t["traceEvents"][3]["args"].update(cpu_us=-1),
+        "traceEvents.3.X.args.cpu_us: Input should be greater than or equal to 0",
+    ),
+    "a time without a core that is none": (
+        lambda t: t["traceEvents"][3]["args"].update(core_us=math.nan),
+        "traceEvents.3.X.args.core_us: Input should be a finite number",
+    ),
+    "a time in calls as text": (
+        lambda t: t["traceEvents"][3]["args"].update(calls_us="1"),
+        "traceEvents.3.X.args.calls_us: Input should be a valid number",
     ),
     "an endless number": (
         lambda t: t["traceEvents"][2]["args"].update(step=10**400),

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from compressa.errors import ConfigError, StateError
-from compressa.tracing import LEFT, Span, Trace, Tracer
+from compressa.tracing import CAME, LEFT, Span, Trace, Tracer
 from compressa.tracing.reader import read
+from compressa.tracing.summary import summarise
 
 
 def record(tracer: Tracer, steps: range, spans: int = 3) -> None:
@@ -62,10 +63,12 @@ def test_the_oldest_steps_are_dropped_whole(tmp_path: Path, spans: int) -> None:
     trace = read(tmp_path / "t-rank0.json")
     kept = [step for step, _ in trace.steps]
     assert kept == list(range(50))[-len(kept) :]
-    assert 40 // 2 - spans < len(trace.spans) <= 40 // 2 + spans
+    each = spans + 1  # and what the training thread did
+    assert 40 // 2 - each < len(trace.spans) <= 40 // 2 + each
     assert trace.dropped_steps == 50 - len(kept)
     assert trace.dropped_spans == 0
-    assert [span.step for span in trace.spans] == [s for s in kept for _ in range(spans)]
+    units = [span.step for span in trace.spans if span.stage == "compress"]
+    assert units == [s for s in kept for _ in range(spans)]
 
 
 def test_what_does_not_fit_into_one_step_is_counted_and_the_next_has_room(tmp_path: Path) -> None:
@@ -75,8 +78,8 @@ def test_what_does_not_fit_into_one_step_is_counted_and_the_next_has_room(tmp_pa
     record(tracer, range(1, 2), 15)
     tracer.stop()
     trace = read(tmp_path / "t-rank0.json")
-    assert [span.step for span in trace.spans] == [1] * 15
-    assert (trace.dropped_steps, trace.dropped_spans) == (1, 60)
+    assert [span.step for span in trace.spans] == [1] * 15 + [1]  # and what training did
+    assert (trace.dropped_steps, trace.dropped_spans) == (1, 60 + 1)
 
 
 def test_only_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:
@@ -91,7 +94,9 @@ def test_only_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None
     trace = read(tmp_path / "t-rank0.json")
     assert [step for step, _ in trace.steps] == [3, 4, 5, 6]
     assert sorted({span.step for span in trace.spans}) == [3, 4, 5]
-    assert [span.stage for span in trace.spans if span.step == 5] == ["compress"] * 3 + ["apply"]
+    assert [span.stage for span in trace.spans if span.step == 5] == [
+        *["compress"] * 3, "apply", "train",
+    ]  # fmt: skip
 
 
 def test_a_step_begins_once_however_often_it_is_told(tmp_path: Path) -> None:
@@ -138,6 +143,88 @@ def test_time_in_the_outbox_is_told_from_that_on_the_wire(tmp_path: Path) -> Non
     (other,) = (s for s in trace.spans if s.unit == 6)
     assert other.sent_s is None
     assert other.seconds == pytest.approx(8, abs=1e-3)
+
+
+def test_stretches_of_training_and_waits_fill_the_steps(tmp_path: Path) -> None:
+    tracer = Tracer(0, 1)
+    tracer.start(tmp_path / "t.json")
+    for step in range(3):
+        tracer.begin_step(step)
+        with tracer.calls(), tracer.calls():
+            until_s = time.thread_time() + 2e-3
+            while time.thread_time() < until_s:
+                pass
+        began_s = time.perf_counter()
+        tracer.begin_wait()
+        time.sleep(1e-3)
+        tracer.end_wait("p", step, began_s, time.perf_counter() - began_s)
+    tracer.stop()
+    trace = read(tmp_path / "t-rank0.json")
+    stretches = sorted((s for s in trace.spans if s.stage == "train"), key=lambda s: s.started_s)
+    assert [span.step for span in stretches] == [0, 0, 1, 1, 2, 2]
+    for span in stretches:
+        assert span.cpu_s is not None
+        assert span.calls_s <= span.cpu_s + 1e-6
+    assert all(span.calls_s >= 2e-3 - 1e-6 for span in stretches[::2])
+    assert all(span.calls_s == 0 for span in stretches[1::2])
+    for (step, began_s), first in zip(trace.steps, stretches[::2], strict=True):
+        assert first.step == step
+        assert first.started_s == pytest.approx(began_s, abs=1e-6)
+    for summed in (figures.breakdown for _, figures in summarise(trace).steps):
+        assert summed.calls_s > 0
+        # To read the clocks takes some microseconds, in which the thread may lose its core.
+        assert summed.unknown_s < 0.9 * summed.seconds
+
+
+def test_what_another_thread_does_is_not_the_training_threads(tmp_path: Path) -> None:
+    tracer = Tracer(0, 1)
+    tracer.start(tmp_path / "t.json")
+    tracer.begin_step(0)
+
+    def submit() -> None:
+        with tracer.calls():
+            until_s = time.thread_time() + 2e-3
+            while time.thread_time() < until_s:
+                pass
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    thread.join()
+    tracer.stop()
+    (span,) = read(tmp_path / "t-rank0.json").spans
+    assert (span.stage, span.calls_s) == ("train", 0)
+
+
+def test_a_trace_may_be_ended_by_another_thread(tmp_path: Path) -> None:
+    tracer = Tracer(0, 1)
+    tracer.start(tmp_path / "t.json")
+    tracer.begin_step(0)
+    thread = threading.Thread(target=tracer.stop)
+    thread.start()
+    thread.join()
+    (span,) = read(tmp_path / "t-rank0.json").spans
+    assert span.stage == "train"
+    assert span.cpu_s is None or span.cpu_s <= span.seconds + 1e-3
+
+
+def test_arrivals_are_put_to_their_exchange(tmp_path: Path) -> None:
+    tracer = Tracer(0, 4)
+    tracer.start(tmp_path / "t.json")
+    tracer.begin_step(0)
+    now_s = time.perf_counter()
+    # Two that overlap are one; what came in one piece has no length.
+    tracer.add(Span(CAME, "", 0, now_s + 2, 2, 7, 1))
+    tracer.add(Span(CAME, "", 0, now_s + 3, 2, 7, 1))
+    tracer.add(Span(CAME, "", 0, now_s + 7, 0, 7, 1))
+    tracer.add(Span(CAME, "", 0, now_s, 9, 7, 2))  # of an exchange that is not done
+    tracer.add(Span("wire", "p", 0, now_s + 1, 8, 7, 1, size_bytes=10, peers=3))
+    tracer.stop()
+    spans = read(tmp_path / "t-rank0.json").spans
+    (wire,) = (span for span in spans if span.stage == "wire")
+    came = [span for span in spans if span.stage == "arrive"]
+    assert {(s.name, s.step, s.unit, s.number) for s in came} == {("p", 0, 7, 1)}
+    times = [(s.started_s - wire.started_s, s.seconds) for s in came]
+    assert times == [pytest.approx(due, abs=1e-5) for due in ((1, 3), (6, 0))]
 
 
 def test_threads_may_record_while_it_ends(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressa.tracing import WAITS, Span, Trace, write
+from compressa.tracing.breakdown import Breakdown
 from compressa.tracing.exposure import exposure
 from compressa.tracing.intervals import Intervals
 from compressa.tracing.inversions import inversions
@@ -102,8 +103,12 @@ def test_the_figures_of_steps_are_those_worked_out_by_hand() -> None:
             "outbox": Queueing(1, 3, 3),
             "decompress": Queueing(1, 0.5, 0.5),
         },
+        # Nothing tells when messages arrive; 16 to 16.5 is the way back to the training thread.
+        breakdown=Breakdown(compute_s=11.5, codec_s=1.5, wire_s=3.5, carried_s=3, queued_s=0.5),
     )
-    second = Figures(20, 7, 15, 2, 0, 0, dict.fromkeys(WAITS, none))
+    # Nobody knows what 24 to 25 was for.
+    of_second = Breakdown(compute_s=13, codec_s=1, carried_s=5, unknown_s=1)
+    second = Figures(20, 7, 15, 2, 0, 0, dict.fromkeys(WAITS, none), of_second)
     assert summary.steps == ((0, first), (1, second))
     assert (first.compute_s, second.compute_s) == (11.5, 13)
     total = summary.total
@@ -200,6 +205,9 @@ def test_the_command_prints_each_step_and_all(
     assert lines.count(["0", *mean]) == 2
     first = ["20,000.00", "11,500.00", "8,500.00", "9,000.00", "2,000.00", "1", "3,000.00"]
     assert lines.count(["0", *first]) == 2
+    # The mean, its share, the fastest step and the slowest; the rows add up to the last.
+    assert lines.count(["not", "accounted", "for", "500.00", "2.5", "0.00", "1,000.00"]) == 2
+    assert lines.count(["step", "20,000.00", "100.0", "20,000.00", "20,000.00"]) == 2
     assert lines.count(["outbox", "1", "3,000.00", "3,000.00"]) == 2
     assert lines.count(["p0.weight", "(+1)", "12,500.00", "6,250.00"]) == 2
     assert sum("rank 0 of 2, 2 steps." in " ".join(line) for line in lines) == 2
@@ -233,6 +241,9 @@ def test_the_command_prints_json(file: Path, capsys: pytest.CaptureFixture[str])
     assert [step["step"] for step in told["steps"]] == [0, 1]
     assert told["steps"][0]["inverted_s"] == pytest.approx(3)
     assert told["total"]["compute_s"] == pytest.approx(24.5)
+    assert told["total"]["breakdown"]["carried_s"] == pytest.approx(8)
+    assert told["steps"][1]["breakdown"]["unknown_s"] == pytest.approx(1)
+    assert (told["training_known"], told["cores_known"]) == (False, False)
     assert told["total"]["queueing"]["outbox"]["waits"] == 1
     assert told["exposed"][0]["name"] == "p0.weight (+1)"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from functools import partial
 
 import pytest
@@ -220,3 +221,38 @@ def test_nothing_is_written_after_clear() -> None:
     send(inbox, key, message(key, 10), 0, 10)
     assert not buffer.any()
     assert not inbox.asked
+
+
+@pytest.mark.parametrize("any_order_bytes", [None, 8])
+@pytest.mark.parametrize("early", [False, True])
+def test_it_tells_when_the_first_byte_of_a_message_came_and_the_last(
+    any_order_bytes: int | None, early: bool
+) -> None:
+    heard: list[tuple[Key, float, float]] = []
+    inbox, key = Inbox(2, LIMIT_BYTES, any_order_bytes), Key(3, 1, 2)
+    buffer, data = torch.zeros(20, dtype=torch.uint8), message(key, 20)
+    inbox.hear(lambda *told: heard.append(told))
+    if not early:
+        inbox.expect(key, buffer, True, lambda filled: None)
+    before_s = time.perf_counter()
+    send(inbox, key, data, 0, 8)
+    between_s = time.perf_counter()
+    send(inbox, key, data, 8, 16)
+    assert not heard
+    send(inbox, key, data, 16, 20)
+    ((told, first_s, last_s),) = heard
+    assert told == key
+    assert before_s <= first_s <= between_s <= last_s <= time.perf_counter()
+    if early:
+        inbox.expect(key, buffer, True, lambda filled: None)
+    assert len(heard) == 1
+
+
+def test_what_had_begun_before_anybody_listened_is_not_told() -> None:
+    inbox, key = Inbox(2, LIMIT_BYTES), Key(0, 0, 0)
+    send(inbox, key, message(key, 20), 0, 8)
+    inbox.hear(lambda *told: pytest.fail("when it began to come is not known"))
+    send(inbox, key, message(key, 20), 8, 20)
+    inbox.hear(None)
+    other = key._replace(unit=1)
+    send(inbox, other, message(other, 9), 0, 9)

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
 from compressa.collectives.base import BackendAllReduce, Exchange, LoweredSum, Operation
 from compressa.engine.driver import Task
+from compressa.engine.measuring.lock_probe import LockProbe
 from compressa.engine.units.phase import Phase
-from compressa.tracing import LEFT, Span, Tracer
-from compressa.transports.base import Key
+from compressa.tracing import CAME, LEFT, Reading, Span, ThreadClock, Tracer, spent
+from compressa.transports.base import Key, Transport
 
 _STAGES = {"encode": "compress", "decode": "decompress"}
+
+
+class _Clocks(threading.local):
+    """What each thread knows of its own time.
+
+    Attributes:
+        clock: Its clocks; None until it first looks.
+        seen: When it had last told of its waits for a core.
+        begun: When it began to compute, if it does.
+    """
+
+    clock: ThreadClock | None = None
+    seen: Reading | None = None
+    begun: Reading | None = None
+
+    def read(self) -> Reading:
+        if self.clock is None:
+            self.clock = ThreadClock()
+        return self.clock.read()
 
 
 class Timeline:
@@ -31,12 +52,27 @@ class Timeline:
         self._names: list[tuple[str, ...]] = []
         self._step = -1
         self._first_s: dict[int, float] = {}  # of the step's units
+        self._watched, self._since_s = False, 0.0
+        self._clocks = _Clocks()
 
     def enter(self, phase: Phase) -> None:
         """Have units of a phase from now on, between two steps; before the first as well."""
         self._phase, self._step = phase, -1
         layouts = [unit.layout for unit in phase.units]
         self._names = [tuple(s.parameter.name for s in layout.segments) for layout in layouts]
+
+    def watch(self, transport: Transport) -> None:
+        """Have a transport tell of its messages, and a probe of the lock, while the tracer is on.
+
+        To be called between two steps.
+        """
+        on = self.tracer.on
+        if on is not self._watched:
+            self._watched, self._since_s = on, time.perf_counter()
+            transport.observe(self.on_sent if on else None)
+            transport.hear(self.on_come if on else None)
+            if on:
+                LockProbe(self.tracer)
 
     def arrived(self, step: int, names: Collection[str], complete: Collection[int]) -> None:
         """Note that gradients have come now, and that with them units are complete.
@@ -68,6 +104,13 @@ class Timeline:
                 )
             )
 
+    def begun(self) -> None:
+        """Note that this thread begins to compute for a task; `computed` is told the rest."""
+        if self.tracer.on:
+            clocks = self._clocks
+            clocks.begun = now = clocks.read()
+            self._without_core(now)
+
     def computed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
         """Note that a task has computed, after it had waited for a thread; from any thread.
 
@@ -79,8 +122,22 @@ class Timeline:
         """
         track = _STAGES[stage]
         self._queued(task, started_s, track)
+        clocks = self._clocks
+        begun, clocks.begun = clocks.begun, None
+        clocks.seen = now = clocks.read()
+        cpu_s, core_s = (None, None) if begun is None else spent(begun, now)
         self.tracer.add(
-            Span(track, task.name, task.step, started_s, seconds, task.unit, task.stage)
+            Span(
+                track,
+                task.name,
+                task.step,
+                started_s,
+                seconds,
+                task.unit,
+                task.stage,
+                cpu_s=cpu_s,
+                core_s=core_s,
+            )
         )
 
     def carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
@@ -93,6 +150,7 @@ class Timeline:
             seconds: From then until it was done.
         """
         self._queued(task, launched_s, "turn")
+        self._without_core(self._clocks.read())
         size_bytes, peers = self._load(operation)
         self.tracer.add(
             Span(
@@ -113,8 +171,18 @@ class Timeline:
         seconds = last_s - first_s
         self.tracer.add(Span(LEFT, "", key.step, first_s, seconds, key.unit, key.stage))
 
+    def on_come(self, key: Key, first_s: float, last_s: float) -> None:
+        """Note when the first and the last byte of a message were here; see `Transport.hear`."""
+        seconds = last_s - first_s
+        self.tracer.add(Span(CAME, "", key.step, first_s, seconds, key.unit, key.stage))
+
+    def begin_wait(self) -> None:
+        """Note that the training thread is about to wait."""
+        if self.tracer.on:
+            self.tracer.begin_wait()
+
     def waited(self, name: str, step: int, started_s: float, seconds: float) -> None:
-        """Note that the training thread has waited.
+        """Note that the training thread has waited, and goes on now.
 
         Args:
             name: For what.
@@ -122,7 +190,7 @@ class Timeline:
             started_s: Since when, on `time.perf_counter`.
             seconds: For how long.
         """
-        self.tracer.span("wait", name, step, started_s, seconds)
+        self.tracer.end_wait(name, step, started_s, seconds)
 
     def _order(self) -> dict[int, int]:
         """By unit, its place in the order in which the forward needs them."""
@@ -144,6 +212,19 @@ class Timeline:
                 waits_for,
             )
         )
+
+    def _without_core(self, now: Reading) -> None:
+        """Tell for how long this thread was ready to run without a core since it told so last.
+
+        That is put right before now: mostly it was woken for what it does now.
+        """
+        seen, self._clocks.seen = self._clocks.seen, now
+        if seen is None or seen.at_s < self._since_s:
+            return
+        core_s = spent(seen, now).core_s
+        if core_s:
+            name = threading.current_thread().name
+            self.tracer.add(Span("core", name, self.tracer.step, now.at_s - core_s, core_s))
 
     def _load(self, operation: Operation) -> tuple[int, int]:
         """How many bytes an operation sends, and how many ranks it is with."""
