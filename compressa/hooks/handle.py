@@ -153,7 +153,8 @@ class Handle:
     ) -> AbstractContextManager[object]:
         """Record where the time of each step goes on this rank, unit by unit, from now on.
 
-        The file is for ui.perfetto.dev, and for `compressa trace summary`. It is written when
+        The file is for ui.perfetto.dev, and for `compressa trace summary`, which puts every moment
+        of a step down to computing or to what the training thread waited for. It is written when
         recording ends: at the end of a `with` block, after the last of `steps`, when another
         trace begins or this one is ended with `handle.trace(None)`, at `close`, and at exit.
 

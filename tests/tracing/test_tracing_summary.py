@@ -213,6 +213,25 @@ def test_the_command_prints_each_step_and_all(
     assert sum("rank 0 of 2, 2 steps." in " ".join(line) for line in lines) == 2
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_waits_for_a_core_are_told_from_the_lock_only_where_they_are_known(
+    known: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    train = Span("train", "step 0", 0, 0.0, 1.0, cpu_s=0.5, core_s=0.25 if known else None)
+    taken = Span("lock", "taken", 0, 0.0, 1.0)
+    write(Trace(0, 1, 0.0, (train, taken), ((0, 0.0),), 1.0), tmp_path / "t.json")
+    text = printed(capsys, "trace", "summary", tmp_path / "t.json")
+    rows = [line.rsplit(maxsplit=3)[0] for line in text.splitlines() if line.startswith("waiting")]
+    assert ("waiting for a core" in rows) is known
+    assert ("waiting for the interpreter's lock" in rows) is known
+    assert ("waiting for a core or the lock" in rows) is not known
+    assert ("does not tell how long threads wait for a core" in text) is not known
+
+
 def test_the_command_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """Lock probe: asks for the interpreter's lock again and again, and notes when it does not get it.
 
 Nobody can ask a thread whether it waits for the lock. So another one asks for it while a trace is
-recorded, every 5 ms, as gilknocker does, and what it finds holds for whoever wants the lock then.
+recorded, every 10 ms, as gilknocker does, and what it finds holds for whoever wants the lock then.
 The lock was taken if the probe was blocked for longer than a millisecond after it had been woken:
 the time in which it was ready to run without a core does not count, and it must have been given a
 core again since. A knock that finds it taken stands for the time since the middle of the pause
@@ -17,7 +17,7 @@ import time
 
 from compressa.tracing import Reading, Span, ThreadClock, Tracer, spent
 
-_PAUSE_S = 5e-3  # the interpreter's switch interval: whoever keeps the lock must give it up by then
+_PAUSE_S = 10e-3  # each knock costs up to a tenth of a millisecond of a core
 _NOTICED_S = 1e-3
 
 
