@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from compressa.aggregators.base import State, StepContext, World
-from compressa.collectives.base import Operation
+from compressa.collectives.base import Operation, Program
 from compressa.collectives.choice import Costs
 from compressa.compressor import Compressor
 from compressa.engine.arrivals import Arrivals
@@ -31,6 +31,7 @@ from compressa.engine.session import CLOSE_S, Session
 from compressa.engine.sharing.link_sharing import gate_for
 from compressa.engine.start.startup import agree_on_order, sums_of
 from compressa.engine.undo import Undo
+from compressa.engine.units.bundles import Bundle, Bundles
 from compressa.engine.units.phase import Phase
 from compressa.engine.units.phases import Phases
 from compressa.engine.units.planning import Planning
@@ -86,6 +87,7 @@ class Engine:
         self._error: CompressaError | None = None  # of every call from now on
         self._failure: CompressaError | None = None
         self._arrivals = Arrivals({p.name: p.shape for p in parameters})
+        self._bundles = Bundles()
         self._context = StepContext(0)
         self._rollback: Phase | None = None
         self.undo = Undo(self.state) if config.engine.recover else None
@@ -143,7 +145,8 @@ class Engine:
             if self.tracer.on:
                 self._timeline.arrived(step, gradients.keys(), complete)
             self.planning.profiler.arrived(gradients)
-            ready = list(map(self._task, complete))
+            self.planning.profiler.ready(complete)
+            ready = list(map(self._task, self._bundles.complete(complete)))
         if not ready and not self._arrivals.owes(ticket):
             ticket.set_result(None)
         for task in ready:
@@ -305,6 +308,7 @@ class Engine:
         self._context = StepContext(step, self.transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
         self._arrivals.begin(self._phase)
+        self._bundles.begin(self._phase, together=self.planning.together)
         self._ledger.steps += 1
         self.step = step
         self._doing.begin(f"computing step {step}")
@@ -334,10 +338,8 @@ class Engine:
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
         config, session = self._config, self.session
-        way, sizes = config.exchange, UnitSizes.of(config)
-        world = World(
-            session.rank, session.size, config.engine.seed, way.kind, self.state, way.inside
-        )
+        way, sizes, seed = config.exchange, UnitSizes.of(config), config.engine.seed
+        world = World(session.rank, session.size, seed, way.kind, self.state, way.inside)
         phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.device_stream)
         return phases, self._enter(phases, 0)
 
@@ -350,27 +352,25 @@ class Engine:
         self._timeline.enter(phase)
         return phase
 
-    def _task(self, index: int) -> Task:
-        unit, context = self._phase.units[index], self._context
-        self.planning.profiler.ready(index)
-        gradients, marks = self._arrivals.take(index)
-        program = unit.program(
-            gradients,
-            context,
-            self._phase.carriers[index],
-            check_finite=self._rollback is not None,
-            before=partial(self.device_stream.after, marks),
-        )
-        self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
-        return Task(index, unit.name, context.step, program, partial(self._finished, index))
+    def _task(self, bundle: Bundle) -> Task:
+        program = bundle.program(list(map(self._program, bundle.units)))
+        done = partial(self._finished, bundle.units)
+        return Task(bundle.units[0], bundle.name, self._context.step, program, done)
 
-    def _finished(self, index: int, error: BaseException | None) -> None:
-        """On the communication thread: one unit is done, or failed."""
+    def _program(self, index: int) -> Program[None]:
+        gradients, marks = self._arrivals.take(index)
+        unit, before = self._phase.units[index], partial(self.device_stream.after, marks)
+        self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
+        check = self._rollback is not None
+        return self._phase.program(index, gradients, self._context, before, check_finite=check)
+
+    def _finished(self, units: Sequence[int], error: BaseException | None) -> None:
+        """On the communication thread: units that go together are done, or failed."""
         if error is not None:
             self._communication.fail(wrapped(error))
             return
         with self._lock:
-            done = self._arrivals.done(index)
+            done = [ticket for index in units for ticket in self._arrivals.done(index)]
             over = not self._arrivals.open
         if over:
             self._communication.step_over()
@@ -388,7 +388,7 @@ class Engine:
 
     def _timed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
         self._ledger.add_time(self._phase.units[task.unit].label, stage, seconds)
-        self.planning.profiler.computed(task.unit, stage, seconds)
+        self.planning.profiler.computed(self._bundles.of(task.unit).units, stage, seconds)
         if self.tracer.on:
             self._timeline.computed(task, stage, started_s, seconds)
 

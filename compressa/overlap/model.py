@@ -103,8 +103,7 @@ class OverlappedDataParallel(nn.Module):
         self._options = options
         self._buffers_due = True
         self._closed = False
-        if overlap:
-            self.handle.engine.planning.defer(measured=overlap == "auto")
+        self.handle.engine.planning.defer(overlap)
         parameters = trained(module)
         self._reducer = Reducer(
             self.handle,

@@ -83,19 +83,22 @@ class Profiler:
         """Note that the training has waited for gradients for so many seconds more."""
         self._waited_s[self._row] += seconds
 
-    def ready(self, unit: int) -> None:
-        """Note that all gradients of a unit, by its number, have come now."""
-        self._ready_s[self._row, unit] = time.perf_counter() - self._begun_s
+    def ready(self, units: Sequence[int]) -> None:
+        """Note that all gradients of units, by their numbers, have come now."""
+        for unit in units:
+            self._ready_s[self._row, unit] = time.perf_counter() - self._begun_s
 
-    def computed(self, unit: int, stage: str, seconds: float) -> None:
-        """Note that a unit's codec has computed; from any thread.
+    def computed(self, units: Sequence[int], stage: str, seconds: float) -> None:
+        """Note that units' codecs have computed, one after the other; from any thread.
 
         Args:
-            unit: Its number.
+            units: Their numbers; each is taken to have had an equal share.
             stage: "encode" or "decode".
             seconds: For how long.
         """
-        self._codec_s[self._row, unit, _ENCODE if stage == "encode" else _DECODE] += seconds
+        column = _ENCODE if stage == "encode" else _DECODE
+        for unit in units:
+            self._codec_s[self._row, unit, column] += seconds / len(units)
 
     @property
     def needs_s(self) -> list[float]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from compressa.aggregators.base import World
+import torch
+
+from compressa.aggregators.base import StepContext, World
+from compressa.collectives.base import Program
 from compressa.compressor import Compressor
 from compressa.engine.units.sums import Sums
 from compressa.engine.units.unit_runtime import UnitRuntime
@@ -78,6 +81,19 @@ class Phase:
         for index, unit in enumerate(self.units):
             for name in unit.names:
                 self.units_of[name].append(index)
+
+    def program(
+        self,
+        index: int,
+        gradients: Mapping[str, torch.Tensor],
+        context: StepContext,
+        before: Callable[[], object],
+        *,
+        check_finite: bool,
+    ) -> Program[None]:
+        """Return what combines a unit's gradients in a step; see `UnitRuntime.program`."""
+        program, carriers = self.units[index].program, self.carriers[index]
+        return program(gradients, context, carriers, check_finite=check_finite, before=before)
 
     def end(self, step: int) -> None:
         """End before a step, from which on something else is in force; or earlier, if it does."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Literal
 
 import numpy as np
 import torch
@@ -67,19 +68,26 @@ class Planning:
         self._own = b""
         self._first = True  # of a phase's rounds
         self.overlap = Overlap(deferring=False)
+        self._told = False  # how updates are done
         self._deferral: Deferral | None = None
         self._needs: Mapping[str, float] = {}
         self._forward_s = 0.0
 
-    def defer(self, *, measured: bool) -> None:
-        """Have updates be deferred, at first or always; before the first step.
+    def defer(self, way: bool | Literal["auto"]) -> None:
+        """Have updates be deferred, or never, or at first; before the first step.
 
         Args:
-            measured: Whether they are done in the way that takes less time, in a world of several.
+            way: "auto": they are done in the way that takes less time, in a world of several.
         """
-        self.overlap = Overlap(deferring=True)
-        if measured and self._control is not None:
+        self.overlap, self._told = Overlap(deferring=bool(way)), True
+        if way == "auto" and self._control is not None:
             self.replans, self._deferral = True, Deferral()
+
+    @property
+    def together(self) -> bool:
+        """Whether neighbouring units go together: nothing is to overtake them."""
+        free = not (self.step_plan.plan.groups or self.step_plan.launches)
+        return self._told and free and not self.overlap.deferring
 
     def forward(self, needs: Mapping[str, float], forward_s: float) -> None:
         """Note, at its end, when the forward needs parameters; that is so in all steps to come.
@@ -146,7 +154,7 @@ class Planning:
         return step_plan
 
     def _policy(self, overlap: Overlap) -> str:
-        waits = self._deferral is not None and not overlap.deferring
+        waits = self._told and not overlap.deferring
         return _AT_ONCE_POLICY if waits else self._schedule.policy
 
     def _tell(self, control: Control) -> Awaited:

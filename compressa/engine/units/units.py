@@ -32,6 +32,7 @@ from compressa.config import Config
 from compressa.parameters import Layout, ParameterInfo, Segment
 
 _UNIT_BYTES, _DENSE_UNIT_BYTES = 4 << 20, 25 << 20  # as DDP's buckets, where order is all the same
+_UNIT_PAYLOAD_BYTES = 128 << 10
 _MOST_UNITS = 8  # more would leave nothing to overlap
 _PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left, of all there is
 _GROWTH = 2  # nor more than one of so many of what came before
@@ -138,6 +139,19 @@ class _Group:
         """Whether it makes anything smaller."""
         elems = 1 << 20
         return self.compressor.payload_bytes((elems,)) < elems * self.dtype.itemsize
+
+
+def usual_full(dense_bytes: int, payload_bytes: int) -> bool:
+    """Return whether a unit has all that it would have where order is all the same.
+
+    Args:
+        dense_bytes: Of what is in it.
+        payload_bytes: Of that, after compression.
+    """
+    if payload_bytes >= dense_bytes:
+        return dense_bytes >= _DENSE_UNIT_BYTES
+    grown = dense_bytes >= _MOST_UNITS * _UNIT_BYTES
+    return grown or (dense_bytes >= _UNIT_BYTES and payload_bytes >= _UNIT_PAYLOAD_BYTES)
 
 
 def build_units(

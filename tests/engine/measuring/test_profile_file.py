@@ -156,10 +156,10 @@ def test_a_step_lasts_until_the_next_and_waits_in_between_are_its_own(
     for step_s, waited_s in ((9.0, 8.0), (2.0, 0.5), (4.0, 1.0)):
         profiler.begin()
         profiler.arrived(["b"])
-        profiler.ready(0)
+        profiler.ready([0])
         now_s += 0.25
         profiler.arrived(["a", "c"])
-        profiler.ready(1)
+        profiler.ready([1])
         profiler.waited(waited_s)
         now_s += step_s - 0.25
     assert profiler.steps() == [(2.0, 0.5)]  # the last has not ended yet

@@ -94,11 +94,11 @@ def test_a_profile_is_the_median_of_the_last_steps(monkeypatch: pytest.MonkeyPat
         now_s += 0.5
         profiler.begin()
         now_s += ready_s
-        profiler.ready(0)
-        profiler.ready(1)
+        profiler.ready([0])
+        profiler.ready([1])
         for unit in (0, 1):
-            profiler.computed(unit, "encode", 0.125 * ready_s)
-            profiler.computed(unit, "decode", 0.25)
-            profiler.computed(unit, "decode", 0.25)
+            profiler.computed([unit], "encode", 0.125 * ready_s)
+            profiler.computed([unit], "decode", 0.25)
+            profiler.computed([unit], "decode", 0.25)
     first, second = UnitTimes(2.5, 0.25, 0.25, 0.5), UnitTimes(2.5, 0.25, 0.25, 0.5)
     assert profiler.profile() == Profile((first, second), 0.75, 2.5)
