@@ -25,6 +25,7 @@ check: install
 # All kernels for gradients in float32, by as many processes as there are cores.
 kernels: install
 	$(BIN)/python -m compressa.kernels.compile
+	$(BIN)/python -m compressa.transports.lowered.compile
 
 # What has deadlines: ranks, which wait for one another half of the time, two tests at a time; then what
 # shapes links or tells the time, one by one. Beside it, on what it leaves of the cores, what has none.

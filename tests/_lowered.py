@@ -51,11 +51,16 @@ class End:
         return program
 
     def start(
-        self, program: LoweredProgram, values: torch.Tensor, key: Key, priority: int = 0
+        self,
+        program: LoweredProgram,
+        values: torch.Tensor,
+        key: Key,
+        priority: int = 0,
+        divisor: int = 1,
     ) -> None:
         """Begin a program."""
         done = self.done.append
-        assert self.loop.start(program, values, key, 1, priority, lambda: done(key))
+        assert self.loop.start(program, values, divisor, key, 1, priority, lambda: done(key))
 
     def until(self, count: int) -> None:
         """Drive until so many programs are done, or something has failed."""

@@ -19,12 +19,12 @@ import torch
 from compressa.aggregators import narrow
 from compressa.codecs.payload import check_countable
 from compressa.collectives.accumulator import Accumulator
+from compressa.collectives.dense import divide
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor
 from compressa.parameters import Layout, ParameterInfo, Segment
 
 CPU = torch.device("cpu")
-_EXACT_IN_BFLOAT16 = 256  # all smaller integers are, too
 
 
 class Verb(Enum):
@@ -297,18 +297,11 @@ class World:
     def divide(self, values: torch.Tensor, out: torch.Tensor | None = None) -> None:
         """Divide values by the number of ranks, each quotient rounded once on every device.
 
-        On a GPU torch multiplies by the inverse of a bare number, which rounds twice.
-
         Args:
             values: Floating-point.
             out: Receives the quotients; the values themselves if not given.
         """
-        exact = self.size <= _EXACT_IN_BFLOAT16 or values.dtype.itemsize > 2
-        torch.div(values, self._ranks if exact else self.size, out=values if out is None else out)
-
-    @cached_property
-    def _ranks(self) -> torch.Tensor:
-        return torch.tensor(float(self.size), device=self.device)
+        divide(values, self.size, out)
 
 
 class Aggregator(ABC):
@@ -332,6 +325,19 @@ class Aggregator(ABC):
         would keep the network from being served.
         """
         return False
+
+    @property
+    def begins_quick(self) -> bool:
+        """Whether what `run` computes before its first round takes less than a hand-over does."""
+        return self.quick
+
+    @property
+    def ends_quick(self) -> bool:
+        """Whether what `run` computes after its last round takes less than a hand-over does.
+
+        Asked when that round is over.
+        """
+        return self.quick
 
     @property
     @abstractmethod

@@ -30,6 +30,11 @@ class Region:
         self._apart = False
         self._moved: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the last vector was where the tensors are, but for few elements."""
+        return not self._apart
+
     def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return one vector of all elements, in the order of the tensors.
 

@@ -79,6 +79,11 @@ class Scattered(Aggregator):
         return True
 
     @property
+    def ends_quick(self) -> bool:
+        """Whether there is another rank, whose mean has been decoded by then."""
+        return self._world.size > 1
+
+    @property
     def rounds(self) -> tuple[Round, ...]:
         """One all-reduce that decodes, adds and encodes."""
         size, shards = sum(self._sizes_bytes), self._sizes_bytes

@@ -71,6 +71,8 @@ class Accumulator(ABC):
         exact: Whether messages always have `capacity_bytes` bytes.
         ready: Whether messages are there already, so that giving or sharing one takes no time.
         dense: The values, all of them, if a backend may sum them in place instead.
+        divisor: What they are divided by before they are summed, which whoever carries the sum has
+            `divide` do, or does itself.
     """
 
     span: Span
@@ -78,6 +80,10 @@ class Accumulator(ABC):
     exact: bool = True
     ready: bool = False
     dense: torch.Tensor | None = None
+    divisor: int = 1
+
+    def divide(self) -> None:  # noqa: B027 - most have nothing to divide
+        """Divide all values by `divisor`; once, before anything is given or shared."""
 
     @abstractmethod
     def capacity_bytes(self, span: Span) -> int:

@@ -64,6 +64,8 @@ class LoweredSum:
         exchanges: How many it stands for.
         sent_bytes: What this rank sends in them.
         peers: With how many ranks they are.
+        divisor: What the values are divided by before; else than 1 only for some dtypes
+            (`compressa.collectives.lowering.DIVIDED`).
     """
 
     program: Any
@@ -71,6 +73,7 @@ class LoweredSum:
     exchanges: int
     sent_bytes: int
     peers: int
+    divisor: int = 1
 
 
 @dataclass(frozen=True)

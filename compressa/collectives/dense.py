@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
 from compressa.collectives.accumulator import Accumulator, Author, Span
 
+_EXACT_IN_BFLOAT16 = 256  # whole numbers up to here
 _QUICK_BYTES = 1 << 19  # 0.1 ms; a hand-over to a busy thread and back takes more
 
 
@@ -19,16 +21,22 @@ class DenseValues(Accumulator):
     Args:
         values: 1-D, contiguous.
         maximum: Whether to take the largest instead of the sum: NaN where any rank has one.
+        divisor: What to divide the values by before; each quotient is rounded once on every device.
     """
 
     align_elems = 16  # so that vectors are not cut
     ready = True
 
-    def __init__(self, values: torch.Tensor, *, maximum: bool = False) -> None:
+    def __init__(self, values: torch.Tensor, *, maximum: bool = False, divisor: int = 1) -> None:
         self.span = Span(0, values.numel())
         self.dense = None if maximum else values
         self._values = values
+        self.divisor = divisor
         self._take_in = _enlarge if maximum else torch.Tensor.add_
+
+    def divide(self) -> None:
+        """Divide in place; see `divide`."""
+        divide(self._values, self.divisor)
 
     def capacity_bytes(self, span: Span) -> int:
         """What the elements take."""
@@ -69,6 +77,26 @@ class DenseValues(Accumulator):
 
     def _at(self, span: Span) -> torch.Tensor:
         return self._values[span.start : span.stop]
+
+
+def divide(values: torch.Tensor, divisor: int, out: torch.Tensor | None = None) -> None:
+    """Divide values by a whole number, each quotient rounded once on every device.
+
+    On a GPU torch multiplies by the inverse of a bare number, which rounds twice.
+
+    Args:
+        values: Floating-point.
+        divisor: By what.
+        out: Receives the quotients; the values themselves if not given.
+    """
+    exact = divisor <= _EXACT_IN_BFLOAT16 or values.dtype.itemsize > 2
+    by = _tensor_of(divisor, values.device) if exact else divisor
+    torch.div(values, by, out=values if out is None else out)
+
+
+@lru_cache(maxsize=64)
+def _tensor_of(number: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor(float(number), device=device)
 
 
 def _enlarge(values: torch.Tensor, others: torch.Tensor) -> None:

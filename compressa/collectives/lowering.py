@@ -18,6 +18,9 @@ from compressa.collectives.base import Compute, Exchange, Program, Together
 from compressa.collectives.scratch import Scratch
 
 VALUES, SCRATCH = 0, 1
+DIVIDED = (torch.float32, torch.float64)
+"""Dtypes of values that whoever runs a table can divide."""
+
 _NOWHERE = torch.device("meta")
 _ALIGN_BYTES = 64
 
@@ -87,11 +90,13 @@ class Table:
 
     Attributes:
         chains: Hops one after another; chains go side by side.
+        parts: What each chain sums, of the values.
         exchanges: How many it asks for, of all chains together.
         scratch_bytes: Of the memory for what comes in.
     """
 
     chains: list[list[HopTable]]
+    parts: list[Extent]
     exchanges: int
     scratch_bytes: int
 
@@ -233,4 +238,6 @@ def lowered(all_reduce: Any, elems: int, item_bytes: int, group: Any) -> Table:
     values, scratch = _Recorder(elems, item_bytes), Scratch(_NOWHERE)
     lowering = _Lowering(values)
     lowering.run(all_reduce(values, values.span, group, scratch))
-    return Table(lowering.chains, lowering.exchanges, lowering.scratch_bytes)
+    cuts = values.cut(values.span, len(lowering.chains))
+    parts = [Extent(VALUES, cut.start * item_bytes, cut.elems * item_bytes) for cut in cuts]
+    return Table(lowering.chains, parts, lowering.exchanges, lowering.scratch_bytes)

@@ -139,15 +139,15 @@ class TcpTransport(MeshTransport):
         """Have the compiled loop run a sum; if a call on another thread drives it, soon after."""
         assert self._loop is not None, "nothing was lowered"
         assert self._reactor is not None, "attach comes first"
-        program, values = operation.program, operation.values
-        if not self._loop.start(program, values, key, stride, priority, lambda: done({})):
+        what = operation.program, operation.values, operation.divisor
+        if not self._loop.start(*what, key, stride, priority, lambda: done({})):
             again = partial(self.sum, key, stride, operation, priority, done)
             self._reactor.call_at(time.monotonic() + _AGAIN_S, again)
 
     def sum_now(self, key: Key, operation: LoweredSum) -> bool:
         """Run the compiled loop on this thread, if nobody else does, for a short time."""
         assert self._loop is not None, "nothing was lowered"
-        return self._loop.run(operation.program, operation.values, key)
+        return self._loop.run(operation.program, operation.values, operation.divisor, key)
 
     def missing(self, key: Key) -> Sequence[int]:
         """Return the peers that an exchange or a lowered sum waits for, ascending."""
@@ -206,6 +206,13 @@ class TcpTransport(MeshTransport):
             self._sum.close()
 
 
+def _prepare() -> None:
+    """Compile or load what runs lowered sums, while few files are open."""
+    from compressa.transports.lowered.compile import prepare
+
+    prepare()
+
+
 def open_tcp(setup: Setup) -> TcpTransport:
     """Connect this rank to every other; see `Entry.open`.
 
@@ -216,6 +223,8 @@ def open_tcp(setup: Setup) -> TcpTransport:
     settings = setup.settings.shared(setup.connections)
     paced = settings.pacer.rate_bits_per_s is not None
     lowers = AVAILABLE and not (settings.authenticated or paced)
+    if lowers:
+        _prepare()
     everywhere = setup.all_gather(b"%d" % lowers, "compiled loops", setup.start_s)
     lowers = all(answer == b"1" for answer in everywhere)
     sockets = connect_mesh(

@@ -27,7 +27,7 @@ def descriptors_needed(config: Config, ranks: int) -> int:
     exchange = config.exchange
     several = any(row.connections for row in meant(exchange.transport))
     own = exchange.connections + 1 if several else 0  # one is for lowered sums
-    return (_MESHES + own) * (ranks - 1) + _OTHERS
+    return (_MESHES + own) * (ranks - 1) + several + _OTHERS
 
 
 def too_few_descriptors(needed: int) -> TransportError | None:

@@ -30,12 +30,12 @@ from compressa.collectives.algorithms import (
     segments_of,
 )
 from compressa.collectives.all_gather import ALL_GATHERS, DIRECT, all_gather
-from compressa.collectives.base import Exchange, LoweredSum, Program
+from compressa.collectives.base import Compute, Exchange, LoweredSum, Program
 from compressa.collectives.choice import BACKEND, ROUND_ROBIN, Costs
 from compressa.collectives.cost import Stage, always
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
-from compressa.collectives.lowering import Table, lowered
+from compressa.collectives.lowering import DIVIDED, Table, lowered
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
 from compressa.engine.units.partition import Sizes, wire
@@ -174,13 +174,12 @@ class Sums:
         return lowered or partial(self._reduce, all_reduce)
 
     def _lowered(self, round_: Round, all_reduce: AllReduce) -> Carrier | None:
-        """What has the transport run a sum of plain values as a table, if it can."""
+        """What has the transport run sums of plain values as tables, if it can."""
         if not round_.dense or self._transport.size == 1:
             return None
-        elems, item_bytes = round_.capacity_bytes // round_.dtype.itemsize, round_.dtype.itemsize
-        table = lowered(all_reduce, elems, item_bytes, self._group)
-        program = self._transport.lower(table, round_.dtype)
-        return None if program is None else partial(_run_lowered, program, table)
+        carrier = _LoweredSums(self._transport, all_reduce, self._group, round_.dtype)
+        elems = round_.capacity_bytes // round_.dtype.itemsize
+        return None if carrier.of(elems) is None else carrier
 
     def _bring(self, payload: torch.Tensor, root: int) -> Program[None]:
         row = self._broadcast(payload.numel())
@@ -193,13 +192,13 @@ class Sums:
         scratch: Scratch,
         inside: Accumulator | None,
     ) -> Program[None]:
-        return all_reduce(values, values.span, self._group, scratch)
+        return _divided(values, all_reduce(values, values.span, self._group, scratch))
 
     def _reduce_by_host(
         self, segments: int, values: Accumulator, scratch: Scratch, inside: Accumulator | None
     ) -> Program[None]:
         all_reduce = segmented(self._row(_HIERARCHICAL, inside), segments)
-        return all_reduce(values, values.span, self._group, scratch)
+        return _divided(values, all_reduce(values, values.span, self._group, scratch))
 
     def algorithm(self, round_: Round) -> str:
         """Return the name of what carries a round.
@@ -309,12 +308,48 @@ class Sums:
         return _BY_BACKEND if name == BACKEND else ALGORITHMS[name]
 
 
-def _run_lowered(
-    program: object,
-    table: Table,
-    values: Accumulator,
-    scratch: Scratch,
-    inside: Accumulator | None,
-) -> Program[None]:
-    assert values.dense is not None, "the round says that values are plain"
-    yield LoweredSum(program, values.dense, table.exchanges, table.sent_bytes, table.peers)
+class _LoweredSums:
+    """The sums of a round, lowered: each length that it has is lowered once.
+
+    Args:
+        transport: Runs them.
+        all_reduce: What is lowered.
+        group: All ranks.
+        dtype: Of the values.
+    """
+
+    def __init__(
+        self, transport: Transport, all_reduce: AllReduce, group: RankGroup, dtype: torch.dtype
+    ) -> None:
+        self._transport, self._dtype = transport, dtype
+        self._lower = partial(lowered, all_reduce, item_bytes=dtype.itemsize, group=group)
+        self._known: dict[int, tuple[object, Table] | None] = {}
+
+    def of(self, elems: int) -> tuple[object, Table] | None:
+        """Return the program of a sum of so many values, and its table; None if there is none."""
+        if elems not in self._known:
+            table = self._lower(elems=elems)
+            program = self._transport.lower(table, self._dtype)
+            self._known[elems] = None if program is None else (program, table)
+        return self._known[elems]
+
+    def __call__(
+        self, values: Accumulator, scratch: Scratch, inside: Accumulator | None
+    ) -> Program[None]:
+        """Return the program of a request's fields."""
+        dense, divisor = values.dense, values.divisor
+        assert dense is not None, "the round says that values are plain"
+        found = self.of(dense.numel())
+        assert found is not None, "the transport lowers this dtype"
+        program, table = found
+        if divisor > 1 and dense.dtype not in DIVIDED:
+            yield Compute(values.divide, "encode", values.quick(values.span.elems))
+            divisor = 1
+        yield LoweredSum(program, dense, table.exchanges, table.sent_bytes, table.peers, divisor)
+
+
+def _divided(values: Accumulator, program: Program[None]) -> Program[None]:
+    """Divide values, if that is to be done, before a program sums them."""
+    if values.divisor > 1:
+        yield Compute(values.divide, "encode", values.quick(values.span.elems))
+    yield from program

@@ -58,6 +58,7 @@ class UnitRuntime:
         self._staging: dict[Segment, torch.Tensor] = {}
         self._values: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
+        self._in_place = True
 
     def program(
         self,
@@ -93,13 +94,16 @@ class UnitRuntime:
                 self.deliver(gradients, check_finite)
                 return None
 
-        quick = self.aggregator.quick
-        request: Request | None = yield Compute(begin, "encode", quick)
+        quick, left = self.aggregator.quick, len(carriers)
+        begins = quick or (self._in_place and self.aggregator.begins_quick)
+        request: Request | None = yield Compute(begin, "encode", begins)
         for carrier in carriers:
             if request is None:
                 raise StateError("an aggregator asked for fewer rounds than it declares")
             answer = yield from carrier(**vars(request))
-            request = yield Compute(partial(resume, answer), "decode", quick)
+            left -= 1
+            ends = not (left or check_finite) and self._ends_quick
+            request = yield Compute(partial(resume, answer), "decode", quick or ends)
         if request is not None:
             raise StateError("an aggregator asked for more rounds than it declares")
 
@@ -113,12 +117,13 @@ class UnitRuntime:
             By segment, 1-D and contiguous, of `aggregator.values_dtype`, or of 16 bits where it
             takes these: a view of the gradient where that can be.
         """
-        self._values, self._sources = [], []
+        self._values, self._sources, self._in_place = [], [], True
         for segment in self.layout.segments:
             gradient = gradients[segment.parameter.name]
             source = _in_order(gradient, segment)
             self._sources.append(source)
             right = source.dtype in self._dtypes
+            self._in_place &= right and gradient.is_contiguous()
             self._values.append(source if right else self._staged(segment, source))
         return self._values
 
@@ -139,6 +144,11 @@ class UnitRuntime:
                 _put_back(source, gradient, segment)
         self._largest = _largest(self._sources) if check_finite else 0.0
         self._values, self._sources = [], []
+
+    @property
+    def _ends_quick(self) -> bool:
+        """Whether the mean is where it belongs when the last round is over."""
+        return self._in_place and self.aggregator.ends_quick
 
     @property
     def finite(self) -> bool:

@@ -1,4 +1,4 @@
-"""Additions: what a hop does with what it has heard, in the dtype of the values.
+"""Additions in the dtype of the values, for what a hop has heard; and the division before them.
 
 Sums of 16 bits are rounded once from float32, to nearest and even, as torch does it.
 """
@@ -105,3 +105,23 @@ def add(dtype: int, to: int, source: int, count: int) -> None:
         _add_f16(to, source, count >> 1)
     else:
         _add_bf16(to, source, count >> 1)
+
+
+@lean_nested
+def divide(dtype: int, at: int, count: int, divisor: int) -> None:
+    """Divide values in place; of FLOAT32 or FLOAT64.
+
+    Args:
+        dtype: Theirs.
+        at: Where they are.
+        count: Bytes.
+        divisor: By what.
+    """
+    if dtype == FLOAT32:
+        singles, by = f32_at(at, count >> 2), np.float32(divisor)
+        for i in range(singles.size):
+            singles[i] /= by
+    else:
+        doubles, exactly = f64_at(at, count >> 3), np.float64(divisor)
+        for i in range(doubles.size):
+            doubles[i] /= exactly

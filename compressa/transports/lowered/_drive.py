@@ -11,12 +11,15 @@ from ._memory import peek, poke, swap_if
 from ._words import (
     ACTIVE,
     BASE,
+    CALLER,
     CHAIN_COUNT,
     CHAIN_WORDS,
     CHAINS,
     CHAINS_LEFT,
     CLOCK,
+    COMMUNICATION,
     CORE_FREE,
+    DIVISOR,
     DONE_COUNT,
     DRIVING,
     E_NEXT,
@@ -29,12 +32,15 @@ from ._words import (
     LINK_COUNT,
     LINK_WORDS,
     LINKS,
+    NOBODY,
     OTHER_FD,
     OUT_ROW,
     PEER,
     POLL_NS,
     POLLFDS,
     PRIORITY,
+    PROGRAM_ROOM,
+    PROGRAMS,
     QUEUE,
     R_AT,
     R_OFFSET,
@@ -43,6 +49,7 @@ from ._words import (
     ROW_COUNT,
     ROW_WORDS,
     ROWS,
+    SOON,
     SPARE,
     STAGE,
     STATUS,
@@ -57,7 +64,8 @@ _WORD = 8
 _NS = 1_000_000_000
 _EVENTS_SHIFT, _REVENTS_SHIFT = 32, 48
 
-NOTHING, PROGRAM_DONE, OTHER_READY, FAILED = 0, 1, 2, 3
+NOTHING, PROGRAM_DONE, OTHER_READY, FAILED, REFUSED = 0, 1, 2, 3, 4
+_LOOKS = 8  # for what comes over the links, to each for other descriptors
 
 
 @lean
@@ -65,6 +73,7 @@ def begin(
     loop: int,
     program: int,
     values: int,
+    divisor: int,
     step: int,
     unit: int,
     stage: int,
@@ -77,6 +86,7 @@ def begin(
         loop: Its address.
         program: The program's.
         values: Of what is summed.
+        divisor: What that is divided by before.
         step: Its name: optimizer step,
         unit: unit,
         stage: and number of its first exchange.
@@ -84,6 +94,7 @@ def begin(
         urgency: The smallest goes first.
     """
     poke(program, BASE, values)
+    poke(program, DIVISOR, divisor)
     poke(program, STEP, step)
     poke(program, UNIT, unit)
     poke(program, STAGE, stage)
@@ -98,18 +109,60 @@ def begin(
     poke(loop, ACTIVE, peek(loop, ACTIVE) + 1)
     for c in range(peek(program, CHAIN_COUNT)):
         begin_chain(loop, program, peek(program, CHAINS) + _WORD * CHAIN_WORDS * c)
+        _flush_all(loop)  # it leaves while the next ones are divided
+
+
+@lean
+def call(
+    loop: int,
+    program: int,
+    values: int,
+    divisor: int,
+    step: int,
+    unit: int,
+    stage: int,
+    timeout_ns: int,
+) -> int:
+    """Run a program by oneself, unless another thread drives; see `begin`.
+
+    Args:
+        loop: Its address.
+        program: The program's.
+        values: Of what is summed.
+        divisor: What that is divided by before.
+        step: Its name: optimizer step,
+        unit: unit,
+        stage: and number of its first exchange.
+        timeout_ns: Longest wait; a signal ends it, too.
+
+    Returns:
+        `PROGRAM_DONE`, `FAILED`, `NOTHING` if it is still under way, or `REFUSED`.
+    """
+    if peek(loop, FAULT) or not swap_if(loop, DRIVING, NOBODY, CALLER):
+        return REFUSED
+    poke(peek(loop, PROGRAMS), 0, program)
+    poke(loop, PROGRAM_ROOM, max(1, peek(loop, PROGRAM_ROOM)))
+    poke(loop, OTHER_FD, -1)
+    poke(loop, CORE_FREE, 1)
+    begin(loop, program, values, divisor, step, unit, stage, 1, 0)
+    found = drive(loop, timeout_ns)
+    poke(loop, CORE_FREE, 0)
+    poke(peek(loop, PROGRAMS), 0, 0)
+    poke(loop, DONE_COUNT, 0)
+    poke(loop, DRIVING, NOBODY)
+    return found
 
 
 @lean
 def take_over(loop: int) -> bool:
     """Become who drives; return False if another thread does."""
-    return bool(swap_if(loop, DRIVING, 0, 1))
+    return bool(swap_if(loop, DRIVING, NOBODY, COMMUNICATION))
 
 
 @lean
 def let_go(loop: int) -> None:
     """Drive no more."""
-    poke(loop, DRIVING, 0)
+    poke(loop, DRIVING, NOBODY)
 
 
 @lean
@@ -182,19 +235,44 @@ def _wait(loop: int, timeout_ns: int) -> int:
     for i, word in ((0, WAKE_FD), (1, OTHER_FD)):
         fd = peek(loop, word)
         poke(fds, count + i, (fd & 0xFFFFFFFF) | POLLIN << _EVENTS_SHIFT)
+    soon_ns = peek(loop, POLL_NS) if peek(loop, CORE_FREE) else 0
+    if soon_ns == 0:
+        return _poll(loop, timeout_ns)
+    began_ns = now_ns(loop + _WORD * CLOCK)
+    if peek(loop, SOON):
+        ready = _look(loop, began_ns + min(soon_ns, timeout_ns))
+        if ready:
+            return ready
+    ready = _poll(loop, timeout_ns)
+    poke(loop, SOON, now_ns(loop + _WORD * CLOCK) - began_ns < soon_ns)
+    return ready
+
+
+@lean_nested
+def _look(loop: int, until_ns: int) -> int:
+    """Look for what comes, without sleeping, until a time; return whether there is something."""
+    while now_ns(loop + _WORD * CLOCK) < until_ns and peek(loop, CORE_FREE):
+        for _ in range(_LOOKS):
+            came = 0
+            for i in range(peek(loop, LINK_COUNT)):
+                link = peek(loop, LINKS) + _WORD * LINK_WORDS * i
+                if not peek(link, ENDED):
+                    came += receive(loop, link)
+            if came or peek(loop, FAULT):
+                return 1
+        ready = _poll(loop, 0)
+        if ready:
+            return ready
+    return 0
+
+
+@lean_nested
+def _poll(loop: int, timeout_ns: int) -> int:
+    """Wait for what `_wait` has written down; return for how many there is something."""
     spare = loop + _WORD * SPARE
-    look_ns = peek(loop, POLL_NS) if peek(loop, CORE_FREE) else 0
-    if look_ns:
-        until_ns = now_ns(loop + _WORD * CLOCK) + min(look_ns, timeout_ns)
-        while now_ns(loop + _WORD * CLOCK) < until_ns and peek(loop, CORE_FREE):
-            poke(spare, 0, 0)
-            poke(spare, 1, 0)
-            ready = ppoll(fds, count + 2, spare, 0)
-            if ready > 0:
-                return ready
     poke(spare, 0, timeout_ns // _NS)
     poke(spare, 1, timeout_ns % _NS)
-    return ppoll(fds, count + 2, spare, 0)
+    return ppoll(peek(loop, POLLFDS), peek(loop, LINK_COUNT) + 2, spare, 0)
 
 
 @lean_nested

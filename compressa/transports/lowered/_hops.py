@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from compressa.kernels.cpu._jit import lean_nested
 
-from ._adds import add
+from ._adds import add, divide
 from ._libc import free
 from ._memory import copy_bytes, peek, poke
 from ._words import (
     ACTIVE,
     BASE,
+    C_BYTES,
     C_END,
     C_FIRST,
     C_HOP,
+    C_OFFSET,
     C_OPEN,
     CHAIN_COUNT,
     CHAIN_WORDS,
     CHAINS,
     CHAINS_LEFT,
+    DIVISOR,
     DONE,
     DONE_COUNT,
     DTYPE,
@@ -99,7 +102,10 @@ def name_a(program: int) -> int:
 
 @lean_nested
 def begin_chain(loop: int, program: int, chain: int) -> None:
-    """Begin a chain's first hop, and those behind it as far as nothing has to be waited for."""
+    """Divide what a chain sums, if asked to, and begin its hops, until one has to wait."""
+    if peek(program, DIVISOR) > 1:
+        at = peek(program, BASE) + peek(chain, C_OFFSET)
+        divide(peek(program, DTYPE), at, peek(chain, C_BYTES), peek(program, DIVISOR))
     poke(chain, C_HOP, peek(chain, C_FIRST))
     _go_on(loop, program, chain)
 

@@ -141,8 +141,8 @@ def _push(loop: int, link: int) -> None:
 
 
 @lean_nested
-def receive(loop: int, link: int) -> None:
-    """Take what has come, within this peer's turn."""
+def receive(loop: int, link: int) -> int:
+    """Take what has come, within this peer's turn; return how much it was."""
     turn = _TURN_BYTES
     while turn > 0 and peek(loop, FAULT) == 0 and not peek(link, ENDED):
         left = peek(link, IN_LEFT)
@@ -155,7 +155,7 @@ def receive(loop: int, link: int) -> None:
             count = recv(peek(link, FD), peek(link, STAGING) + staged, room, MSG_DONTWAIT)
         if count <= 0:
             _stopped(loop, link, count)
-            return
+            break
         turn -= count
         if left > 0:
             poke(link, IN_AT, peek(link, IN_AT) + count)
@@ -166,7 +166,8 @@ def receive(loop: int, link: int) -> None:
             poke(link, IN_STAGED, staged + count)
             _sort(loop, link)
         if count < room:
-            return
+            break
+    return _TURN_BYTES - turn
 
 
 @lean_nested

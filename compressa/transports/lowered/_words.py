@@ -8,8 +8,10 @@ EPOCH, CHUNK_BYTES, POLL_NS, EARLY_LIMIT = 6, 7, 8, 9
 FAULT, FAULT_PEER, FAULT_A, FAULT_B = 10, 11, 12, 13  # the first failure; see `Fault`
 DONE_COUNT, DRIVING, WAKE_FD, OTHER_FD, AGE = 14, 15, 16, 17, 18
 SENT_BYTES, MESSAGES, CLOCK, CORE_FREE = 19, 20, 21, 23  # CLOCK has two words
+SOON = 37  # whether what was waited for last came soon
 SPARE = 24  # for the C library: what `send_two` and `ppoll` are given
 LOOP_WORDS = 40
+NOBODY, COMMUNICATION, CALLER = 0, 1, 2  # who is driving
 
 # A link to one peer.
 FD, PEER, FULL, CLOSED = 0, 1, 2, 3
@@ -33,12 +35,12 @@ E_NEXT, E_NAME_A, E_NAME_B, E_BYTES, E_CAME, EARLY_WORDS = 0, 1, 2, 3, 4, 5
 STATUS, STEP, UNIT, STAGE, STRIDE, PRIORITY = 0, 1, 2, 3, 4, 5
 CHAINS, CHAIN_COUNT, CHAINS_LEFT, HOPS, ROWS, ROW_COUNT = 6, 7, 8, 9, 10, 11
 BASE = 12  # of values, and of scratch: 2 words
-DTYPE, STRIDES, NOTIFY_FD, SLOT = 14, 15, 16, 17
+DTYPE, DIVISOR = 14, 15
 PROGRAM_WORDS = 20
 IDLE, UNDER_WAY, DONE = 0, 1, 2
 
 # A chain: hops one after another. Chains of a program go side by side.
-C_HOP, C_FIRST, C_END, C_OPEN, CHAIN_WORDS = 0, 1, 2, 3, 4
+C_HOP, C_FIRST, C_END, C_OPEN, C_OFFSET, C_BYTES, CHAIN_WORDS = 0, 1, 2, 3, 4, 5, 6
 
 # A hop: its rows are sends, then receives, then additions.
 H_STAGE, H_FIRST, H_SENDS, H_RECEIVES, H_ADDS, HOP_WORDS = 0, 1, 2, 3, 4, 5

@@ -25,20 +25,22 @@ from compressa.transports.frames import way
 from compressa.transports.lowered import _words as w
 from compressa.transports.lowered._drive import (
     FAILED,
-    NOTHING,
     PROGRAM_DONE,
     begin,
+    call,
     drive,
     forget,
     let_go,
     take_over,
 )
 from compressa.transports.lowered._memory import WORD_BYTES, address_of, words
+from compressa.transports.lowered.compile import prepare
 from compressa.transports.lowered.program import DTYPES, LoweredProgram
 from compressa.transports.settings import Settings, tune
 
 _ROOM = 1024  # programs under way at the same time
-_BRIEF_S = 0.02  # what takes longer is for the communication thread, which keeps deadlines
+_BRIEF_NS = 20_000_000  # what takes longer is for the communication thread, which keeps deadlines
+_WOKEN_S = 1.0
 _PAUSE_S = 0.001
 _NS = 1_000_000_000
 
@@ -67,6 +69,7 @@ class Loop:
         early_bytes: int,
         failed: Callable[[CompressaError], None],
     ) -> None:
+        prepare()
         self._rank = rank
         self._sockets = dict(sockets)
         self._failed = failed
@@ -82,7 +85,6 @@ class Loop:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._address = address_of(self._loop)
         self._under_way: dict[int, _UnderWay] = {}
-        self._calling = False
         self._fill(settings, early_bytes)
 
     @property
@@ -123,6 +125,7 @@ class Loop:
         self,
         program: LoweredProgram,
         values: torch.Tensor,
+        divisor: int,
         key: Key,
         stride: int,
         priority: int,
@@ -133,6 +136,7 @@ class Loop:
         Args:
             program: One that is not under way, or that `run` has not brought to its end.
             values: What is summed in place; lent until `done` is called.
+            divisor: What they are divided by before.
             key: Name of its first exchange.
             stride: By how much the next ones' stages are larger.
             priority: The smallest goes first.
@@ -151,38 +155,26 @@ class Loop:
         if program.under_way:
             self._enter(slot, program)
         else:
-            self._begin(slot, program, values, key, stride, priority)
+            self._begin(slot, program, values, divisor, key, stride, priority)
         return True
 
-    def run(self, program: LoweredProgram, values: torch.Tensor, key: Key) -> bool:
+    def run(self, program: LoweredProgram, values: torch.Tensor, divisor: int, key: Key) -> bool:
         """Run a program on this thread, unless another one drives, or it takes long.
 
         Args:
             program: Not under way.
             values: As in `start`; lent until then, or until `start` says so.
+            divisor: As in `start`.
             key: As in `start`.
 
         Returns:
             Whether it is done. If not, `start` is to go on with it.
         """
-        if self._under_way or not take_over(self._address):
+        if self._under_way:
             return False
-        self._calling = True
-        try:
-            self._begin(0, program, values, key, 1, 0)
-            self._loop[w.OTHER_FD], self._loop[w.CORE_FREE] = -1, True
-            found, end_s = NOTHING, time.monotonic() + _BRIEF_S
-            while found == NOTHING and (left_s := end_s - time.monotonic()) > 0:
-                found = drive(self._address, int(left_s * _NS))  # ends for a signal
-        except BaseException:
-            self._loop[w.FAULT] = self._loop[w.FAULT] or w.F_GIVEN_UP  # its values may be freed
-            raise
-        finally:
-            self._loop[w.CORE_FREE] = False
-            self._programs[0] = self._loop[w.DONE_COUNT] = 0
-            let_go(self._address)
-            self._calling = False
-        return found == PROGRAM_DONE
+        name = (key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16)
+        where = self._address, program.address, values.data_ptr(), divisor
+        return bool(call(*where, *name, _BRIEF_NS) == PROGRAM_DONE)
 
     def wait(self, descriptor: int, timeout_s: float) -> None:
         """Go on with what is under way until something is done, or another descriptor is ready.
@@ -201,12 +193,13 @@ class Loop:
     def fail(self) -> None:
         """End everything under way: nothing is written to lent memory from now on."""
         self._loop[w.FAULT] = self._loop[w.FAULT] or w.F_GIVEN_UP
-        os.eventfd_write(self._wake, 1)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
         for link in self._sockets.values():
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
-        end_s = time.monotonic() + _BRIEF_S
-        while self._calling and time.monotonic() < end_s:  # who is in `run` was woken
+        end_s = time.monotonic() + _WOKEN_S
+        while self._loop[w.DRIVING] == w.CALLER and time.monotonic() < end_s:  # it was woken
             time.sleep(_PAUSE_S)
         self._under_way.clear()
 
@@ -227,13 +220,14 @@ class Loop:
         slot: int,
         program: LoweredProgram,
         values: torch.Tensor,
+        divisor: int,
         key: Key,
         stride: int,
         priority: int,
     ) -> None:
         self._enter(slot, program)
         name = (key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16)
-        begin(self._address, program.address, values.data_ptr(), *name, stride, priority)
+        begin(self._address, program.address, values.data_ptr(), divisor, *name, stride, priority)
 
     def _enter(self, slot: int, program: LoweredProgram) -> None:
         self._programs[slot] = program.address
@@ -246,8 +240,8 @@ class Loop:
         self._programs[over] = 0
         if not self._under_way:
             let_go(self._address)
-        for call in done:
-            call()
+        for tell in done:
+            tell()
 
     @property
     def _error(self) -> CompressaError:
@@ -260,7 +254,7 @@ class Loop:
         loop[w.POLLFDS], loop[w.PROGRAMS] = address_of(self._pollfds), address_of(self._programs)
         loop[w.EPOCH] = settings.epoch
         loop[w.CHUNK_BYTES], loop[w.EARLY_LIMIT] = settings.chunk_bytes, early_bytes
-        loop[w.POLL_NS] = int(settings.poll_s * _NS)
+        loop[w.POLL_NS], loop[w.SOON] = int(settings.poll_s * _NS), True
         loop[w.WAKE_FD], loop[w.OTHER_FD] = self._wake, -1
         self._addresses = {}
         for number, (peer, link) in enumerate(self._sockets.items()):

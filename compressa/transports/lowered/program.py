@@ -75,7 +75,7 @@ class LoweredProgram:
     def missing(self) -> list[int]:
         """Peers whose message of the hops under way has not come, or that have not taken theirs."""
         found = set()
-        for hop, _, end, waits in self._chains.tolist():
+        for hop, _, end, waits, *_ in self._chains.tolist():
             if hop < end and waits:
                 _, first, sends, receives, _ = self._hops[hop].tolist()
                 for row in self._rows[first : first + sends + receives].tolist():
@@ -96,7 +96,9 @@ class LoweredProgram:
         self._rows[:, : w.R_FUSED + 1] = np.array(rows, np.int64).reshape(len(rows), w.R_FUSED + 1)
         begin = 0
         for number, chain in enumerate(table.chains):
-            self._chains[number] = (begin, begin, begin + len(chain), 0)
+            part = table.parts[number]
+            fixed = (begin, begin, begin + len(chain), 0, part.offset_bytes, part.size_bytes)
+            self._chains[number] = fixed
             begin += len(chain)
         first = 0
         for number, hop in enumerate(hops):

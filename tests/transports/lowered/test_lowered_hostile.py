@@ -204,7 +204,7 @@ def test_a_call_that_is_interrupted_is_gone_on_with_by_nobody(attacked: Attacked
     end = attacked.end
     end.loop.fail()
     values = torch.ones(ELEMS)
-    assert not end.loop.run(end.program("ring", values), values, Key(9, 0, 0))
+    assert not end.loop.run(end.program("ring", values), values, 1, Key(9, 0, 0))
 
 
 def test_the_checksum_is_that_of_all_frames() -> None:

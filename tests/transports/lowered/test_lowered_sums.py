@@ -167,7 +167,7 @@ def test_a_call_drives_by_itself() -> None:
 
         def call(end: End) -> None:
             key = Key(1, 0, 0)
-            if not end.loop.run(programs[end.rank], values[end.rank], key):  # a slow machine
+            if not end.loop.run(programs[end.rank], values[end.rank], 1, key):  # a slow machine
                 end.sum(programs[end.rank], values[end.rank], key)
 
         side_by_side([partial(call, end) for end in loops])
@@ -180,7 +180,7 @@ def test_a_call_that_takes_long_is_gone_on_with() -> None:
         values = drawn(2, 500, torch.float32, 3)
         due = values[0] + values[1]
         program, other = (e.program("ring", v) for e, v in zip((near, far), values, strict=True))
-        assert not near.loop.run(program, values[0], Key(1, 0, 0))
+        assert not near.loop.run(program, values[0], 1, Key(1, 0, 0))
         assert program.under_way
         assert program.missing == [1]
         near.start(program, values[0], Key(1, 0, 0))
@@ -195,5 +195,5 @@ def test_a_call_leaves_what_is_under_way_to_its_driver() -> None:
         near.start(near.program("ring", values), values, Key(0, 0, 0))
         other = torch.ones(10)
         program = near.program("ring", other)
-        assert not near.loop.run(program, other, Key(0, 1, 0))
+        assert not near.loop.run(program, other, 1, Key(0, 1, 0))
         assert not program.under_way
