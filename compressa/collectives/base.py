@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -52,8 +52,7 @@ class BackendAllReduce:
     tensor: torch.Tensor
 
 
-@dataclass(frozen=True)
-class LoweredSum:
+class LoweredSum(NamedTuple):
     """Sum values over all ranks, in place, by a table of hops that the transport runs.
 
     It stands for as many exchanges, whose names it uses.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -100,17 +101,17 @@ class Table:
     exchanges: int
     scratch_bytes: int
 
-    @property
+    @cached_property
     def hops(self) -> list[HopTable]:
         """Those of all chains."""
         return [hop for chain in self.chains for hop in chain]
 
-    @property
+    @cached_property
     def sent_bytes(self) -> int:
         """What this rank sends."""
         return sum(extent.size_bytes for hop in self.hops for extent in hop.sends.values())
 
-    @property
+    @cached_property
     def peers(self) -> int:
         """With how many ranks it exchanges."""
         return len({peer for hop in self.hops for peer in (*hop.sends, *hop.receives)})
@@ -221,6 +222,18 @@ class _Lowering:
             begin = self._regions[storage._cdata] = self.scratch_bytes
             self.scratch_bytes += -(-storage.nbytes() // _ALIGN_BYTES) * _ALIGN_BYTES
         return Extent(SCRATCH, begin + int(memory.storage_offset()), memory.numel())
+
+
+def lowered_hops(hops: Sequence[HopTable], size_bytes: int, scratch_bytes: int) -> Table:
+    """Return a table of hops one after another, which add nothing.
+
+    Args:
+        hops: With stages from 0 on.
+        size_bytes: Of the values.
+        scratch_bytes: Of the memory for what comes in.
+    """
+    whole = Extent(VALUES, 0, size_bytes)
+    return Table([list(hops)], [whole], len(hops), scratch_bytes)
 
 
 def lowered(all_reduce: Any, elems: int, item_bytes: int, group: Any) -> Table:

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from compressa.aggregators.base import AllReduce, Request, Round, Verb
-from compressa.collectives.base import Exchange, Program
+from compressa.collectives.base import Exchange, LoweredSum, Program
 from compressa.collectives.choice import ROUND_ROBIN, Costs
 from compressa.collectives.dense import DenseValues
+from compressa.collectives.lowering import (
+    SCRATCH,
+    VALUES,
+    Extent,
+    HopTable,
+    Table,
+    lowered_hops,
+)
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
 from compressa.engine.session import Session
@@ -100,7 +108,27 @@ def _hops(size_bytes: int, session: Session, ranks: Sequence[int]) -> Operation:
         for _ in range(HOPS if peers else 0):
             yield Exchange(dict.fromkeys(peers, out), into, True, dict.fromkeys(peers, part_bytes))
 
-    return Operation(repeated(session, program), nothing)
+    found = _lowered_hops(session, peers, part_bytes)
+    if found is None:
+        return Operation(repeated(session, program), nothing)
+    table, lowered = found
+
+    def lowered_program() -> Program[None]:
+        yield LoweredSum(lowered, out, table.exchanges, table.sent_bytes, table.peers)
+
+    return Operation(repeated(session, lowered_program), nothing)
+
+
+def _lowered_hops(
+    session: Session, peers: Sequence[int], part_bytes: int
+) -> tuple[Table, object] | None:
+    """The same as a table, where sums are carried as tables; None elsewhere."""
+    sends = dict.fromkeys(peers, Extent(VALUES, 0, part_bytes))
+    receives = {p: Extent(SCRATCH, i * part_bytes, part_bytes) for i, p in enumerate(peers)}
+    hops = [HopTable(stage, sends, receives) for stage in range(HOPS if peers else 0)]
+    table = lowered_hops(hops, part_bytes, len(peers) * part_bytes)
+    program = session.transport.lower(table, torch.uint8)
+    return None if program is None else (table, program)
 
 
 def _adds(size_bytes: int) -> Operation:

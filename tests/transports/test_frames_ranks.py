@@ -197,7 +197,8 @@ def check_refused(found: list[dict[str, Any]], way: str = WAY) -> None:
     for seen in found:
         assert seen["type"] == "PayloadError", found
         assert way in seen["message"], found
-        assert seen["step"] in (1, 2), found  # a rank may be a step behind what comes
+        # A rank may be a step behind what comes, or ahead of who has found it out.
+        assert seen["step"] in (1, 2, 3), found
         assert seen["seconds"] < 10.0, found
 
 

@@ -43,9 +43,9 @@ from compressa.errors import ConfigError
 from compressa.schedulers import Link, Transfer
 from compressa.transports.base import Transport
 
-BACKEND_SUM_FROM_BYTES = 1 << 20
-"""Dense sums from this size on are left to the backend: it moves bytes without Python, and
-below it two hops of ours beat the 2 (P - 1) of a ring."""
+LARGE_SUM_BYTES = 1 << 20
+"""From this size on plain values are summed in pairs or round a ring, or by a backend, which moves
+bytes without Python; below it two hops, or one for few bytes, are faster."""
 
 Carrier = Callable[..., Program[Any]]
 """From the fields of a request to the program that carries it out, and ends with the answer."""
@@ -240,7 +240,14 @@ class Sums:
         if self.costs is not None:
             busy_s, ranks = self._busy_s, self._transport.size
             return self.costs.best(size_bytes, ranks, backend=backend, busy_s=busy_s)
-        return BACKEND if backend and size_bytes >= BACKEND_SUM_FROM_BYTES else ROUND_ROBIN
+        ranks = self._transport.size
+        if (ranks - 1) * size_bytes <= _SMALL_SUM_BYTES:
+            return "all_to_all"
+        if size_bytes < LARGE_SUM_BYTES or self._overtaking:
+            return ROUND_ROBIN
+        if backend:
+            return BACKEND
+        return "halving_doubling" if ranks.bit_count() == 1 else "ring"
 
     def _fastest_gather(self, round_: Round, costs: Costs) -> str:
         """What they predict for an all-gather, unless the configuration leaves no choice."""

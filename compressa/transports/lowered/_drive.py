@@ -113,39 +113,28 @@ def begin(
 
 
 @lean
-def call(
-    loop: int,
-    program: int,
-    values: int,
-    divisor: int,
-    step: int,
-    unit: int,
-    stage: int,
-    timeout_ns: int,
-) -> int:
+def call(arguments: int) -> int:
     """Run a program by oneself, unless another thread drives; see `begin`.
 
     Args:
-        loop: Its address.
-        program: The program's.
-        values: Of what is summed.
-        divisor: What that is divided by before.
-        step: Its name: optimizer step,
-        unit: unit,
-        stage: and number of its first exchange.
-        timeout_ns: Longest wait; a signal ends it, too.
+        arguments: Address of eight words, which are faster to hand over: those of the loop, the
+            program, the values, and the divisor; step, unit and stage; and the longest wait in
+            nanoseconds. A signal ends that, too.
 
     Returns:
         `PROGRAM_DONE`, `FAILED`, `NOTHING` if it is still under way, or `REFUSED`.
     """
+    loop, program = peek(arguments, 0), peek(arguments, 1)
     if peek(loop, FAULT) or not swap_if(loop, DRIVING, NOBODY, CALLER):
         return REFUSED
     poke(peek(loop, PROGRAMS), 0, program)
     poke(loop, PROGRAM_ROOM, max(1, peek(loop, PROGRAM_ROOM)))
     poke(loop, OTHER_FD, -1)
     poke(loop, CORE_FREE, 1)
+    values, divisor = peek(arguments, 2), peek(arguments, 3)
+    step, unit, stage = peek(arguments, 4), peek(arguments, 5), peek(arguments, 6)
     begin(loop, program, values, divisor, step, unit, stage, 1, 0)
-    found = drive(loop, timeout_ns)
+    found = drive(loop, peek(arguments, 7))
     poke(loop, CORE_FREE, 0)
     poke(peek(loop, PROGRAMS), 0, 0)
     poke(loop, DONE_COUNT, 0)
@@ -189,7 +178,7 @@ def drive(loop: int, timeout_ns: int) -> int:
             return NOTHING
         other = _serve(loop)
         _check_ended(loop)
-        if other:
+        if other and not peek(loop, FAULT):
             return OTHER_READY
 
 

@@ -25,11 +25,13 @@ sendmsg = _external("sendmsg", _I64, _I32, _I64, _I32)
 ppoll = _external("ppoll", _I32, _I64, _I64, _I64, _I64)
 read = _external("read", _I64, _I32, _I64, _I64)
 write = _external("write", _I64, _I32, _I64, _I64)
+setsockopt = _external("setsockopt", _I32, _I32, _I32, _I32, _I64, _I32)
 malloc = _external("malloc", _I64, _I64)
 free = _external("free", types.void, _I64)
 _clock_gettime = _external("clock_gettime", _I32, _I32, _I64)
 _errno = _external("__errno_location", _I64)
 
+SOL_SOCKET, SO_RCVLOWAT = 1, 18
 MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
 EINTR, EAGAIN = 4, 11
 POLLIN, POLLOUT, POLLERR, POLLHUP = 1, 4, 8, 16

@@ -7,7 +7,18 @@ from compressa.kernels.cpu._jit import lean_nested
 from ._adds import add
 from ._frames import checked, high, is_frame, is_whole, low, write_header
 from ._hops import fail, name_a, row_done, take_late, target, waiting_row
-from ._libc import EAGAIN, EINTR, MSG_DONTWAIT, errno, malloc, recv, send_two
+from ._libc import (
+    EAGAIN,
+    EINTR,
+    MSG_DONTWAIT,
+    SO_RCVLOWAT,
+    SOL_SOCKET,
+    errno,
+    malloc,
+    recv,
+    send_two,
+    setsockopt,
+)
 from ._memory import copy_bytes, peek, poke
 from ._words import (
     CHUNK,
@@ -53,6 +64,7 @@ from ._words import (
     OUT_ROW,
     OUT_SENT,
     PEER,
+    PIECE,
     PROGRAM_ROOM,
     PROGRAMS,
     QUEUE,
@@ -72,6 +84,7 @@ from ._words import (
 )
 
 _WORD = 8
+_PIECE_BYTES = 1 << 17  # a wake-up costs as much as some 10 kB
 _TURN_BYTES = 1 << 20  # then the other peers have their turn
 
 # Sending
@@ -167,7 +180,19 @@ def receive(loop: int, link: int) -> int:
             _sort(loop, link)
         if count < room:
             break
+    _wake_for_piece(loop, link)
     return _TURN_BYTES - turn
+
+
+@lean_nested
+def _wake_for_piece(loop: int, link: int) -> None:
+    """Have the kernel tell of the next large piece, and not of every packet."""
+    piece = max(1, min(peek(link, IN_LEFT), _PIECE_BYTES))
+    if piece != peek(link, PIECE):
+        poke(link, PIECE, piece)
+        spare = loop + _WORD * SPARE
+        poke(spare, 0, piece)
+        setsockopt(peek(link, FD), SOL_SOCKET, SO_RCVLOWAT, spare, 4)
 
 
 @lean_nested

@@ -23,6 +23,7 @@ IN_ROW, IN_EARLY, IN_DATA, IN_BYTES, IN_CHECK, IN_OFFSET = 18, 19, 20, 21, 22, 2
 EARLY, EARLY_BYTES = 24, 25  # a list of messages that nobody waits for yet
 STAGING, CHUNK = 26, 27  # addresses: of what was read with a header, of a frame that is added
 ENDED = 28  # whether the peer's stream has
+PIECE = 29  # bytes that the kernel tells of
 LINK_WORDS = 32
 
 HEADER_WORDS, HEADER_BYTES = 6, 48

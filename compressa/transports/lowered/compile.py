@@ -23,6 +23,8 @@ from compressa.transports.lowered._words import (
     WAKE_FD,
 )
 
+_ARGUMENTS = 8  # of `call`
+
 
 @cache
 def prepare() -> None:
@@ -37,7 +39,7 @@ def _call_all() -> None:
     loop, program = words(LOOP_WORDS), words(PROGRAM_WORDS)
     near, far = socket.socketpair()
     with closing(near), closing(far):
-        pollfds, programs = words(2), words(1)
+        pollfds, programs, arguments = words(2), words(1), words(_ARGUMENTS)
         loop[POLLFDS], loop[PROGRAMS] = address_of(pollfds), address_of(programs)
         loop[WAKE_FD], loop[OTHER_FD] = near.fileno(), far.fileno()
         address = address_of(loop)
@@ -45,7 +47,8 @@ def _call_all() -> None:
         begin(address, address_of(program), 0, 1, 0, 0, 0, 0, 0)
         drive(address, 0)
         let_go(address)
-        call(address, address_of(program), 0, 1, 0, 0, 0, 0)
+        arguments[:] = address, address_of(program), 0, 1, 0, 0, 0, 0
+        call(address_of(arguments))
         forget(address)
 
 

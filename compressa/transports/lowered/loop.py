@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -42,6 +44,7 @@ _ROOM = 1024  # programs under way at the same time
 _BRIEF_NS = 20_000_000  # what takes longer is for the communication thread, which keeps deadlines
 _WOKEN_S = 1.0
 _PAUSE_S = 0.001
+_ARGUMENTS = struct.Struct("<8q")  # of a call
 _NS = 1_000_000_000
 
 
@@ -85,6 +88,9 @@ class Loop:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._address = address_of(self._loop)
         self._under_way: dict[int, _UnderWay] = {}
+        self._told = False  # whether what has failed was told
+        self._calling, arguments = threading.Lock(), words(_ARGUMENTS.size // WORD_BYTES)
+        self._arguments, self._arguments_at = arguments.data, address_of(arguments)
         self._fill(settings, early_bytes)
 
     @property
@@ -100,7 +106,7 @@ class Loop:
     @property
     def busy(self) -> bool:
         """Whether the communication thread has to drive."""
-        return bool(self._under_way) and not self._loop[w.FAULT]
+        return bool(self._under_way) and not self._told
 
     @property
     def core_free(self) -> bool:  # noqa: D102 - see the class
@@ -146,7 +152,7 @@ class Loop:
             Whether it is under way now, or `failed` was called.
         """
         if self._loop[w.FAULT]:
-            self._failed(self._error)
+            self._tell()
             return True
         if not self._under_way and not take_over(self._address):
             return False
@@ -172,9 +178,11 @@ class Loop:
         """
         if self._under_way:
             return False
-        name = (key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16)
-        where = self._address, program.address, values.data_ptr(), divisor
-        return bool(call(*where, *name, _BRIEF_NS) == PROGRAM_DONE)
+        what = self._address, program.address, values.data_ptr(), divisor
+        name = key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16
+        with self._calling:
+            _ARGUMENTS.pack_into(self._arguments, 0, *what, *name, _BRIEF_NS)
+            return bool(call(self._arguments_at) == PROGRAM_DONE)
 
     def wait(self, descriptor: int, timeout_s: float) -> None:
         """Go on with what is under way until something is done, or another descriptor is ready.
@@ -186,7 +194,7 @@ class Loop:
         self._loop[w.OTHER_FD] = descriptor
         found = drive(self._address, int(timeout_s * _NS))
         if found == FAILED:
-            self._failed(self._error)
+            self._tell()
         elif found == PROGRAM_DONE:
             self._report()
 
@@ -198,6 +206,7 @@ class Loop:
         for link in self._sockets.values():
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
+        self._told = True
         end_s = time.monotonic() + _WOKEN_S
         while self._loop[w.DRIVING] == w.CALLER and time.monotonic() < end_s:  # it was woken
             time.sleep(_PAUSE_S)
@@ -233,6 +242,11 @@ class Loop:
         self._programs[slot] = program.address
         self._loop[w.PROGRAM_ROOM] = max(int(self._loop[w.PROGRAM_ROOM]), slot + 1)
 
+    def _tell(self) -> None:
+        """Tell what has failed; nothing is driven any more."""
+        self._told = True
+        self._failed(self._error)
+
     def _report(self) -> None:
         self._loop[w.DONE_COUNT] = 0
         over = [slot for slot, each in self._under_way.items() if not each.program.under_way]
@@ -259,7 +273,7 @@ class Loop:
         self._addresses = {}
         for number, (peer, link) in enumerate(self._sockets.items()):
             row = self._links[number]
-            row[w.FD], row[w.PEER] = link.fileno(), peer
+            row[w.FD], row[w.PEER], row[w.PIECE] = link.fileno(), peer, 1
             row[w.STAGING] = self._staging[number].ctypes.data
             row[w.CHUNK] = self._chunks[number].ctypes.data
             self._addresses[peer] = address_of(row)

@@ -190,6 +190,19 @@ def test_a_connection_that_is_reset_is_a_loss() -> None:
     end.close()
 
 
+def test_a_failure_is_told_whatever_else_is_ready_at_the_same_time(attacked: Attacked) -> None:
+    changed = bytearray(frame(data_of(2.0)))
+    changed[FRAME_HEADER_BYTES] ^= 1
+    attacked.far.sendall(changed)
+    ready, other = socket.socketpair()
+    with ready, other:
+        other.send(b"!")
+        for _ in range(3):
+            if attacked.end.loop.busy:
+                attacked.end.loop.wait(ready.fileno(), 1.0)
+    assert isinstance(attacked.failure(), PayloadError)
+
+
 def test_nothing_is_written_after_a_failure(attacked: Attacked) -> None:
     attacked.end.loop.fail()
     attacked.end.loop.fail()
