@@ -227,20 +227,8 @@ class Training:
             trainer.step(next(self._batches))
         step_s = (time.perf_counter() - begin_s) / steps
         spent_s = _per_step(trainer.cpu_s(), cpu_s, steps)
-        if method.client == "alone":
-            self._until_all_are_done(trainer)
         trainer.settle()
         return {"step_s": step_s, **spent_s, **_per_step(trainer.traffic(), sent, steps + 1)}
-
-    def _until_all_are_done(self, trainer: Trainer) -> None:
-        """Go on computing: who is last must not have the cores of those that are done.
-
-        Nothing else keeps ranks that compute alone together.
-        """
-        others = dist.barrier(async_op=True)
-        while not others.is_completed():
-            trainer.step(next(self._batches))
-        others.wait()
 
     def check(self, method: Method) -> None:
         """Look whether training went well.

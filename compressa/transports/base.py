@@ -161,6 +161,11 @@ class Transport(ABC):
             done: Called once, from any thread, with {} or the error.
         """
 
+    @property
+    def lowers(self) -> bool:
+        """Whether there is anything that `lower` takes; fixed when the transport is opened."""
+        return False
+
     def lower(self, table: Table, dtype: torch.dtype) -> object | None:
         """Return what runs a table of hops in `sum`, once at a time; None if nothing here does.
 

@@ -2,7 +2,9 @@
 
 A link to every other rank, no thread of its own: the communication thread's reactor serves the
 sockets, so that between a message's arrival and the next step of its program there is no
-other thread. Dense sums are left to Gloo's all-reduce, which moves bytes without Python.
+other thread. Sums of plain values are lowered: they have a connection of their own to every other
+rank, which compiled code serves (`transports.lowered`). Where it can not, large ones are left to
+Gloo's all-reduce.
 """
 
 from __future__ import annotations
@@ -105,9 +107,13 @@ class TcpTransport(MeshTransport):
 
     @property
     def sums(self) -> bool:
-        """Whether a backend sums what is not lowered, and nothing is paced, which it can not be."""
-        paced = self._settings.pacer.rate_bits_per_s is not None
-        return not (self._sum is None or self._loop is not None or paced)
+        """Whether there is a backend that sums, and nothing is paced, which sums can not be."""
+        return self._sum is not None and self._settings.pacer.rate_bits_per_s is None
+
+    @property
+    def lowers(self) -> bool:
+        """Whether there is a compiled loop."""
+        return self._loop is not None
 
     @property
     def heard_s(self) -> dict[int, float]:

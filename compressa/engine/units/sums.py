@@ -245,7 +245,7 @@ class Sums:
             return "all_to_all"
         if size_bytes < LARGE_SUM_BYTES or self._overtaking:
             return ROUND_ROBIN
-        if backend:
+        if backend and not self._transport.lowers:
             return BACKEND
         return "halving_doubling" if ranks.bit_count() == 1 else "ring"
 

@@ -29,6 +29,7 @@ from ._words import (
     FAULT,
     FD,
     FULL,
+    IN_LEFT,
     LINK_COUNT,
     LINK_WORDS,
     LINKS,
@@ -65,6 +66,7 @@ _NS = 1_000_000_000
 _EVENTS_SHIFT, _REVENTS_SHIFT = 32, 48
 
 NOTHING, PROGRAM_DONE, OTHER_READY, FAILED, REFUSED = 0, 1, 2, 3, 4
+_LARGE_BYTES = 1 << 14
 _LOOKS = 8  # for what comes over the links, to each for other descriptors
 
 
@@ -228,13 +230,23 @@ def _wait(loop: int, timeout_ns: int) -> int:
     if soon_ns == 0:
         return _poll(loop, timeout_ns)
     began_ns = now_ns(loop + _WORD * CLOCK)
-    if peek(loop, SOON):
+    if peek(loop, SOON) and not _in_large(loop):
         ready = _look(loop, began_ns + min(soon_ns, timeout_ns))
         if ready:
             return ready
     ready = _poll(loop, timeout_ns)
     poke(loop, SOON, now_ns(loop + _WORD * CLOCK) - began_ns < soon_ns)
     return ready
+
+
+@lean_nested
+def _in_large(loop: int) -> bool:
+    """Whether a large frame is on its way: what is left of it takes longer than to be woken."""
+    for i in range(peek(loop, LINK_COUNT)):
+        link = peek(loop, LINKS) + _WORD * LINK_WORDS * i
+        if peek(link, FULL) or peek(link, IN_LEFT) > _LARGE_BYTES:
+            return True
+    return False
 
 
 @lean_nested
