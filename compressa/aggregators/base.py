@@ -305,7 +305,16 @@ class World:
 
 
 class Aggregator(ABC):
-    """Turns the ranks' gradients of one unit into their mean."""
+    """Turns the ranks' gradients of one unit into their mean.
+
+    Attributes:
+        begins_quick: Whether what `run` computes before its first round takes less than a hand-over
+            to another thread, though not all that it computes does.
+        ends_quick: The same of what comes after its last round; asked when that is over.
+    """
+
+    begins_quick: bool = False
+    ends_quick: bool = False
 
     @property
     def values_dtype(self) -> torch.dtype:
@@ -325,19 +334,6 @@ class Aggregator(ABC):
         would keep the network from being served.
         """
         return False
-
-    @property
-    def begins_quick(self) -> bool:
-        """Whether what `run` computes before its first round takes less than a hand-over does."""
-        return self.quick
-
-    @property
-    def ends_quick(self) -> bool:
-        """Whether what `run` computes after its last round takes less than a hand-over does.
-
-        Asked when that round is over.
-        """
-        return self.quick
 
     @property
     @abstractmethod

@@ -36,16 +36,6 @@ class Dense(Aggregator):
         return self._layout.dtype
 
     @property
-    def begins_quick(self) -> bool:
-        """Whether gradients lay together in the last step, as those of a bucket mostly do."""
-        return self._region.in_place
-
-    @property
-    def ends_quick(self) -> bool:
-        """Whether the mean is where the gradients are, but for few."""
-        return self._region.in_place
-
-    @property
     def rounds(self) -> tuple[Round, ...]:
         """One sum."""
         size = self._layout.elems * self._layout.dtype.itemsize
@@ -54,6 +44,8 @@ class Dense(Aggregator):
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """One all-reduce, in place where the segments lie together in memory."""
         flat = self._region.join(gradients)
+        # Gradients that lay together in one step, as those of a bucket mostly do, will in the next.
+        self.begins_quick = self.ends_quick = self._region.in_place
         yield AllReduce(DenseValues(flat, divisor=self._world.size), self._scratch)
         self._region.split()
 

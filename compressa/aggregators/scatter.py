@@ -56,6 +56,7 @@ class Scattered(Aggregator):
                 '"scatter_reduce" cannot cut it into shards; use "auto" or "all_gather"'
             )
         self._world = world
+        self.ends_quick = world.size > 1  # the others' means have been decoded by then
         if feedback is not None and feedback.momentum is not None:
             raise ConfigError(
                 "momentum: in a scatter-reduce every rank contributes its own shard whole, which "
@@ -77,11 +78,6 @@ class Scattered(Aggregator):
     def takes_half(self) -> bool:
         """The own shard is worked on in memory that the thread keeps."""
         return True
-
-    @property
-    def ends_quick(self) -> bool:
-        """Whether there is another rank, whose mean has been decoded by then."""
-        return self._world.size > 1
 
     @property
     def rounds(self) -> tuple[Round, ...]:

@@ -44,6 +44,7 @@ class Communication:
     Attributes:
         post: Has a function called on the communication thread; from any thread. What that raises
             ends everything under way.
+        begun: Called on a thread before it computes; None for nobody.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Communication:
         self._verdict = verdict
         self._failed = DeferredError()
         self._computed: Computed = _ignore
-        self._begun: Callable[[], None] = _ignore
+        self.begun: Callable[[], None] | None = None
         self._device_stream = device_stream
         self._reactor = Reactor()
         self.post = self._reactor.post
@@ -77,18 +78,14 @@ class Communication:
         self._thread = threading.Thread(target=self._run, name="compressa-comm", daemon=True)
         self._thread.start()
 
-    def observe(
-        self, carried: Carried, computed: Computed, begun: Callable[[], None] | None = None
-    ) -> None:
+    def observe(self, carried: Carried, computed: Computed) -> None:
         """Have functions called with what was done; before the first program.
 
         Args:
             carried: Called with each finished exchange; see `Driver.observe`.
             computed: Called, on the thread that computes, with each computation's task, stage,
                 start (on `time.perf_counter`) and duration in seconds.
-            begun: Called on that thread before it computes; None for nobody.
         """
-        self._begun = begun or _ignore
         self._computed = computed
         self._driver.observe(carried)
 
@@ -301,7 +298,8 @@ class Communication:
 
     def _work(self, task: Task, operation: Compute) -> tuple[Any, CompressaError | None]:
         """Do it and note the time; return its result, or its failure."""
-        self._begun()
+        if self.begun is not None:
+            self.begun()
         started_s = time.perf_counter()
         value: Any = None
         failure: CompressaError | None = None

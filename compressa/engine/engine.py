@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import starmap
 
 import torch
 
@@ -31,11 +32,10 @@ from compressa.engine.session import CLOSE_S, Session
 from compressa.engine.sharing.link_sharing import gate_for
 from compressa.engine.start.startup import agree_on_order, sums_of
 from compressa.engine.undo import Undo
-from compressa.engine.units.bundles import Bundle, Bundles
+from compressa.engine.units.bundles import Bundle, Bundles, following
 from compressa.engine.units.phase import Phase
 from compressa.engine.units.phases import Phases
 from compressa.engine.units.planning import Planning
-from compressa.engine.units.unit_runtime import all_delivered_finite
 from compressa.engine.units.units import UnitSizes
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
@@ -77,8 +77,7 @@ class Engine:
         self.session = session
         self.parameters = tuple(parameters)
         self.device_stream, self.transport = session.device_stream, session.transport
-        self.state = State(self.device_stream.device)
-        self.step = 0
+        self.state, self.step = State(self.device_stream.device), 0
         self._config = config = session.config
         self._communication = session.communication
         self._sums = sums_of(config, session.transport, session.control, parameters)
@@ -87,7 +86,7 @@ class Engine:
         self._error: CompressaError | None = None  # of every call from now on
         self._failure: CompressaError | None = None
         self._arrivals = Arrivals({p.name: p.shape for p in parameters})
-        self._bundles = Bundles()
+        self._bundles: Bundles | None = None  # where units go together
         self._context = StepContext(0)
         self._rollback: Phase | None = None
         self.undo = Undo(self.state) if config.engine.recover else None
@@ -96,17 +95,12 @@ class Engine:
         self.tracer = Tracer(session.rank, session.size)
         self._timeline = Timeline(self.tracer, lambda: self.planning.profiler.needs_s)
         self._expected = 0
-        self._listen()
+        self._communication.observe(self._carried, self._timed)
+        self._communication.pass_through(gate_for(config, session.control, self._communication))
+        self._communication.when_failed(self._broke)
         self._phases, self._phase = self._first_phase(compressors)
         self._doing = Doing(f"{OUTSIDE}, before step 0", self._communication.waits)
         session.describe(self._doing.activity)
-
-    def _listen(self) -> None:
-        """Have the session tell what it has done, and what has failed."""
-        communication = self._communication
-        communication.observe(self._carried, self._timed, self._timeline.begun)
-        communication.pass_through(gate_for(self._config, self.session.control, communication))
-        communication.when_failed(self._broke)
 
     def submit(
         self,
@@ -146,7 +140,9 @@ class Engine:
                 self._timeline.arrived(step, gradients.keys(), complete)
             self.planning.profiler.arrived(gradients)
             self.planning.profiler.ready(complete)
-            ready = list(map(self._task, self._bundles.complete(complete)))
+            b = self._bundles
+            groups = [([i], None) for i in complete] if b is None else b.complete(complete)
+            ready = list(starmap(self._task, groups))
         if not ready and not self._arrivals.owes(ticket):
             ticket.set_result(None)
         for task in ready:
@@ -187,7 +183,8 @@ class Engine:
         """
         started_s = time.perf_counter()
         self._doing.begin(f"in step {self.step}", blocked=True)
-        self._timeline.begin_wait()
+        if self.tracer.on:
+            self._timeline.begin_wait()
         try:
             self.device_stream.follow(self._communication.wait(tickets))
         finally:
@@ -296,7 +293,9 @@ class Engine:
             )
         if self.tracer.recording is not None:
             self.tracer.begin_step(step)
-        self._timeline.watch(self.transport)
+        if self.tracer.on is not self._timeline.watched:
+            self._timeline.watch(self.transport)
+            self._communication.begun = self._timeline.begun if self.tracer.on else None
         if self._rollback is not None:
             self._give_back()
         if step != self._expected or step >= self._phase.end_step:
@@ -308,7 +307,8 @@ class Engine:
         self._context = StepContext(step, self.transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
         self._arrivals.begin(self._phase)
-        self._bundles.begin(self._phase, together=self.planning.together)
+        if self._bundles is not None:
+            self._bundles.begin()
         self._ledger.steps += 1
         self.step = step
         self._doing.begin(f"computing step {step}")
@@ -325,16 +325,14 @@ class Engine:
             raise
         if step_plan is not None:
             self._communication.follow(*step_plan)
+        self._bundles = following(self._bundles, self._phase, self.planning)
 
     def _give_back(self) -> None:
         """If the last step overflowed under loss scaling, its optimizer step was skipped."""
         phase, self._rollback = self._rollback, None
-        if phase is None:
-            return
-        with self.device_stream.current():
-            if not all_delivered_finite(phase.units):
-                for unit in phase.units:
-                    unit.aggregator.rollback(self._context)
+        if phase is not None:
+            with self.device_stream.current():
+                phase.give_back(self._context)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
         config, session = self._config, self.session
@@ -350,19 +348,22 @@ class Engine:
         agree_on_order(self.session.all_gather, step, step_plan.launches)
         self._communication.follow(*step_plan)
         self._timeline.enter(phase)
+        self._bundles = following(self._bundles, phase, self.planning)
         return phase
 
-    def _task(self, bundle: Bundle) -> Task:
-        program = bundle.program(list(map(self._program, bundle.units)))
-        done = partial(self._finished, bundle.units)
-        return Task(bundle.units[0], bundle.name, self._context.step, program, done)
+    def _task(self, units: Sequence[int], bundle: Bundle | None = None) -> Task:
+        programs, name = list(map(self._program, units)), self._phase.units[units[0]].name
+        program = programs[0]
+        if bundle is not None:
+            program, name = bundle.program(programs), bundle.name
+        return Task(units[0], name, self._context.step, program, partial(self._finished, units))
 
     def _program(self, index: int) -> Program[None]:
         gradients, marks = self._arrivals.take(index)
         unit, before = self._phase.units[index], partial(self.device_stream.after, marks)
         self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
-        check = self._rollback is not None
-        return self._phase.program(index, gradients, self._context, before, check_finite=check)
+        check, carriers = self._rollback is not None, self._phase.carriers[index]
+        return unit.program(gradients, self._context, carriers, check_finite=check, before=before)
 
     def _finished(self, units: Sequence[int], error: BaseException | None) -> None:
         """On the communication thread: units that go together are done, or failed."""
@@ -388,7 +389,8 @@ class Engine:
 
     def _timed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
         self._ledger.add_time(self._phase.units[task.unit].label, stage, seconds)
-        self.planning.profiler.computed(self._bundles.of(task.unit).units, stage, seconds)
+        units = [task.unit] if self._bundles is None else self._bundles.of(task.unit).units
+        self.planning.profiler.computed(units, stage, seconds)
         if self.tracer.on:
             self._timeline.computed(task, stage, started_s, seconds)
 

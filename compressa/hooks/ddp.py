@@ -11,6 +11,7 @@ is instead of DDP's reading of a failed future.
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
@@ -54,7 +55,7 @@ class DDPHook:
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Submit one bucket; return a future of its buffer, averaged in place."""
-        with self._engine.tracer.calls():
+        with self._engine.tracer.calls() if self._engine.tracer.on else nullcontext():
             return self._submit(bucket)
 
     def _submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -120,7 +120,7 @@ class Handle:
         """
         if self._link.missing is not None:
             self._link.check()
-        with self.engine.tracer.calls():
+        with self.engine.tracer.calls() if self.engine.tracer.on else nullcontext():
             ticket = self.engine.submit(
                 tensors, step=self.next_step, loss_scale=loss_scale, hold_zeros=hold_zeros
             )

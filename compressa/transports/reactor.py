@@ -28,13 +28,11 @@ class Waiter(Protocol):
 
     Attributes:
         core_free: See `Reactor`.
+        busy: Whether there is anything that it waits for.
     """
 
     core_free: bool
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is anything that it waits for."""
+    busy: bool
 
     def wait(self, descriptor: int, timeout_s: float) -> None:
         """Wait until something of its own was done, the descriptor is ready, or so long."""
@@ -110,7 +108,7 @@ class Reactor:
     @core_free.setter
     def core_free(self, free: bool) -> None:
         self._core_free = free
-        if self._waiter is not None:
+        if self._waiter is not None and self._waiter.busy:
             self._waiter.core_free = free
 
     def wait_by(self, waiter: Waiter) -> None:
@@ -152,6 +150,7 @@ class Reactor:
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
         if self._waiter is not None and self._waiter.busy:
+            self._waiter.core_free = self._core_free
             self._waiter.wait(self._selector.fileno(), timeout_s)
             timeout_s = 0.0
         elif self._timers:

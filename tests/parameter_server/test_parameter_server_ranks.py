@@ -30,6 +30,7 @@ from compressa.errors import CompressaError
 from compressa.parameter_server import Server, Worker, open_parameter_server
 from compressa.transports import rendezvous
 from compressa.transports.handshake import Entrance
+from compressa.transports.lowered.compile import prepare
 
 pytestmark = pytest.mark.ranks
 
@@ -203,6 +204,7 @@ def train_besieged(*, config: Any, keys: Keys, late_s: float) -> dict[str, Any]:
         time.sleep(late_s)
         return connect(*arguments)
 
+    prepare()  # to load it takes some megabytes
     before_kb = _peak_kb()
     started_s = time.monotonic()
     try:

@@ -52,7 +52,7 @@ class Timeline:
         self._names: list[tuple[str, ...]] = []
         self._step = -1
         self._first_s: dict[int, float] = {}  # of the step's units
-        self._watched, self._since_s = False, 0.0
+        self.watched, self._since_s = False, 0.0
         self._clocks = _Clocks()
 
     def enter(self, phase: Phase) -> None:
@@ -64,15 +64,13 @@ class Timeline:
     def watch(self, transport: Transport) -> None:
         """Have a transport tell of its messages, and a probe of the lock, while the tracer is on.
 
-        To be called between two steps.
+        To be called between two steps, when that has changed.
         """
-        on = self.tracer.on
-        if on is not self._watched:
-            self._watched, self._since_s = on, time.perf_counter()
-            transport.observe(self.on_sent if on else None)
-            transport.hear(self.on_come if on else None)
-            if on:
-                LockProbe(self.tracer)
+        self.watched, self._since_s = self.tracer.on, time.perf_counter()
+        transport.observe(self.on_sent if self.watched else None)
+        transport.hear(self.on_come if self.watched else None)
+        if self.watched:
+            LockProbe(self.tracer)
 
     def arrived(self, step: int, names: Collection[str], complete: Collection[int]) -> None:
         """Note that gradients have come now, and that with them units are complete.

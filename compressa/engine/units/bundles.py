@@ -21,6 +21,7 @@ import torch
 
 from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
 from compressa.engine.units.phase import Phase
+from compressa.engine.units.planning import Planning
 from compressa.engine.units.units import usual_full
 
 _MOST_PART_BYTES = (
@@ -125,40 +126,45 @@ class Bundle:
 
 
 class Bundles:
-    """Which units of a step go together, and which of these are complete; for one thread."""
+    """Which units of a step go together, and which of these are complete; for one thread.
 
-    def __init__(self) -> None:
-        self._made_for: tuple[Phase, bool] | None = None
-        self._of: dict[int, Bundle] = {}
+    Args:
+        phase: Whose units.
+
+    Attributes:
+        phase: As given.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
+        made = [_bundle(phase, units) for units in _neighbours(phase)]
+        self._of = {unit: bundle for bundle in made for unit in bundle.units}
         self._missing: dict[Bundle, int] = {}
 
-    def begin(self, phase: Phase, *, together: bool) -> None:
-        """Begin a step.
-
-        Args:
-            phase: Whose units.
-            together: Whether neighbours go together; else each goes alone.
-        """
-        if (phase, together) != self._made_for:
-            self._made_for = phase, together
-            numbers = _neighbours(phase) if together else [[i] for i in range(len(phase.units))]
-            made = [_bundle(phase, units) for units in numbers]
-            self._of = {unit: bundle for bundle in made for unit in bundle.units}
+    def begin(self) -> None:
+        """Begin a step."""
         self._missing = {bundle: len(bundle.units) for bundle in self._of.values()}
 
-    def complete(self, units: Iterable[int]) -> list[Bundle]:
-        """Note that units have all their gradients; return the bundles that have all theirs."""
+    def complete(self, units: Iterable[int]) -> list[tuple[tuple[int, ...], Bundle]]:
+        """Note that units are complete; return the bundles that are now, with their units."""
         done = []
         for unit in units:
             bundle = self._of[unit]
             self._missing[bundle] -= 1
             if not self._missing[bundle]:
-                done.append(bundle)
+                done.append((bundle.units, bundle))
         return done
 
     def of(self, unit: int) -> Bundle:
         """Return what a unit is in."""
         return self._of[unit]
+
+
+def following(now: Bundles | None, phase: Phase, planning: Planning) -> Bundles | None:
+    """Return the bundles of a phase, those that there are if they are its; None to have none."""
+    if not planning.together:
+        return None
+    return now if now is not None and now.phase is phase else Bundles(phase)
 
 
 def _neighbours(phase: Phase) -> list[list[int]]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
 from compressa.aggregators.base import StepContext, World
-from compressa.collectives.base import Program
 from compressa.compressor import Compressor
 from compressa.engine.units.sums import Sums
-from compressa.engine.units.unit_runtime import UnitRuntime
+from compressa.engine.units.unit_runtime import UnitRuntime, all_delivered_finite
 from compressa.engine.units.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import (
@@ -82,18 +79,11 @@ class Phase:
             for name in unit.names:
                 self.units_of[name].append(index)
 
-    def program(
-        self,
-        index: int,
-        gradients: Mapping[str, torch.Tensor],
-        context: StepContext,
-        before: Callable[[], object],
-        *,
-        check_finite: bool,
-    ) -> Program[None]:
-        """Return what combines a unit's gradients in a step; see `UnitRuntime.program`."""
-        program, carriers = self.units[index].program, self.carriers[index]
-        return program(gradients, context, carriers, check_finite=check_finite, before=before)
+    def give_back(self, context: StepContext) -> None:
+        """Take back what a step sent whose gradients are not all finite: it was skipped."""
+        if not all_delivered_finite(self.units):
+            for unit in self.units:
+                unit.aggregator.rollback(context)
 
     def end(self, step: int) -> None:
         """End before a step, from which on something else is in force; or earlier, if it does."""

@@ -102,7 +102,7 @@ class UnitRuntime:
                 raise StateError("an aggregator asked for fewer rounds than it declares")
             answer = yield from carrier(**vars(request))
             left -= 1
-            ends = not (left or check_finite) and self._ends_quick
+            ends = not (left or check_finite) and self._in_place and self.aggregator.ends_quick
             request = yield Compute(partial(resume, answer), "decode", quick or ends)
         if request is not None:
             raise StateError("an aggregator asked for more rounds than it declares")
@@ -144,11 +144,6 @@ class UnitRuntime:
                 _put_back(source, gradient, segment)
         self._largest = _largest(self._sources) if check_finite else 0.0
         self._values, self._sources = [], []
-
-    @property
-    def _ends_quick(self) -> bool:
-        """Whether the mean is where it belongs when the last round is over."""
-        return self._in_place and self.aggregator.ends_quick
 
     @property
     def finite(self) -> bool:

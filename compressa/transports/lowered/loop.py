@@ -62,6 +62,7 @@ class Loop:
 
     Attributes:
         core_free: Whether a core is free to look for what comes, instead of sleeping.
+        busy: Whether the communication thread has to drive.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Loop:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._address = address_of(self._loop)
         self._under_way: dict[int, _UnderWay] = {}
-        self._told = False  # whether what has failed was told
+        self.busy = False
         self._calling, arguments = threading.Lock(), words(_ARGUMENTS.size // WORD_BYTES)
         self._arguments, self._arguments_at = arguments.data, address_of(arguments)
         self._fill(settings, early_bytes)
@@ -102,11 +103,6 @@ class Loop:
     def messages(self) -> int:
         """How many messages have left whole."""
         return int(self._loop[w.MESSAGES])
-
-    @property
-    def busy(self) -> bool:
-        """Whether the communication thread has to drive."""
-        return bool(self._under_way) and not self._told
 
     @property
     def core_free(self) -> bool:  # noqa: D102 - see the class
@@ -157,7 +153,7 @@ class Loop:
         if not self._under_way and not take_over(self._address):
             return False
         slot = next(i for i in range(_ROOM) if i not in self._under_way)
-        self._under_way[slot] = _UnderWay(program, values, key, done)
+        self._under_way[slot], self.busy = _UnderWay(program, values, key, done), True
         if program.under_way:
             self._enter(slot, program)
         else:
@@ -206,7 +202,7 @@ class Loop:
         for link in self._sockets.values():
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
-        self._told = True
+        self.busy = False
         end_s = time.monotonic() + _WOKEN_S
         while self._loop[w.DRIVING] == w.CALLER and time.monotonic() < end_s:  # it was woken
             time.sleep(_PAUSE_S)
@@ -244,7 +240,7 @@ class Loop:
 
     def _tell(self) -> None:
         """Tell what has failed; nothing is driven any more."""
-        self._told = True
+        self.busy = False
         self._failed(self._error)
 
     def _report(self) -> None:
@@ -253,6 +249,7 @@ class Loop:
         done = [self._under_way.pop(slot).done for slot in over]
         self._programs[over] = 0
         if not self._under_way:
+            self.busy = False
             let_go(self._address)
         for tell in done:
             tell()

@@ -148,7 +148,9 @@ def test_a_sum_is_launched_in_any_order() -> None:
 
 def test_auto_leaves_no_sum_to_the_backend_that_others_shall_overtake() -> None:
     plain = Round(Verb.ALL_REDUCE, torch.float32, 64 << 20, dense=True)
-    transport = mock.Mock(size=4, sums=True)
+    transport = mock.Mock(size=4, sums=True, lowers=True)
+    assert Sums(transport).algorithm(plain) == "halving_doubling"
+    transport.lowers = False
     assert Sums(transport).algorithm(plain) == "backend"
     assert Sums(transport, overtaking=True).algorithm(plain) == "round_robin"
     assert Sums(transport, "backend", overtaking=True).algorithm(plain) == "backend"
