@@ -141,9 +141,10 @@ class Exchange(Section):
         "what else a plain all-reduce may sum), and sums of kind per_hop: backend: as Gloo, NCCL "
         "or MPI sums by itself, plain values only; the others are compressa's own (hierarchical: "
         "by ring within each host, directly across hosts). auto: by exchange.link, if it is given; "
-        "else all_to_all where a rank sends 16 KiB at most, round_robin below 1 MiB or where "
-        "schedule.policy is not fifo, and from there on halving_doubling for a power of two of "
-        "ranks and ring for others, or the backend's where sums are not lowered; for kind "
+        "else, where sums are lowered (tcp), all_to_all where a rank sends 16 KiB at most, "
+        "round_robin below 1 MiB or where schedule.policy is not fifo, and from there on "
+        "halving_doubling for a power of two of ranks and ring for others; elsewhere the backend's "
+        "from 1 MiB on, if it has one and policy is fifo, and round_robin below; for kind "
         "per_hop, whatever the link, halving_doubling up to 16 KiB and for a power of two of "
         "ranks, else ring.",
     )

@@ -45,7 +45,7 @@ from compressa.transports.base import Transport
 
 LARGE_SUM_BYTES = 1 << 20
 """From this size on plain values are summed in pairs or round a ring, or by a backend, which moves
-bytes without Python; below it two hops, or one for few bytes, are faster."""
+bytes without Python; below it two hops, or one for few bytes where sums are lowered, are faster."""
 
 Carrier = Callable[..., Program[Any]]
 """From the fields of a request to the program that carries it out, and ends with the answer."""
@@ -175,7 +175,7 @@ class Sums:
 
     def _lowered(self, round_: Round, all_reduce: AllReduce) -> Carrier | None:
         """What has the transport run sums of plain values as tables, if it can."""
-        if not round_.dense or self._transport.size == 1:
+        if not (round_.dense and self._transport.lowers):
             return None
         carrier = _LoweredSums(self._transport, all_reduce, self._group, round_.dtype)
         elems = round_.capacity_bytes // round_.dtype.itemsize
@@ -240,13 +240,13 @@ class Sums:
         if self.costs is not None:
             busy_s, ranks = self._busy_s, self._transport.size
             return self.costs.best(size_bytes, ranks, backend=backend, busy_s=busy_s)
-        ranks = self._transport.size
+        large, ranks = size_bytes >= LARGE_SUM_BYTES, self._transport.size
+        if not self._transport.lowers:
+            return BACKEND if backend and large else ROUND_ROBIN
         if (ranks - 1) * size_bytes <= _SMALL_SUM_BYTES:
             return "all_to_all"
-        if size_bytes < LARGE_SUM_BYTES or self._overtaking:
+        if not large or self._overtaking:
             return ROUND_ROBIN
-        if backend and not self._transport.lowers:
-            return BACKEND
         return "halving_doubling" if ranks.bit_count() == 1 else "ring"
 
     def _fastest_gather(self, round_: Round, costs: Costs) -> str:
