@@ -19,7 +19,7 @@ from compressa.collectives.all_gather import DIRECT
 from compressa.collectives.choice import BACKEND, CANDIDATES, ROUND_ROBIN, Costs, formula_s
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine.units.sums import Sums
+from compressa.engine.units.sums import Sums, lowers
 from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.engine.units.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
@@ -129,7 +129,7 @@ class Forecast:
 
     def _sums(self) -> Sums:
         transport = _Imagined(Loopback(self.ranks), 0)
-        transport.offers_sums = self._backend
+        transport.offers_sums, transport.offers_tables = self._backend, lowers(self.config)
         overtaking = self.config.schedule.overtaking
         return Sums(
             transport, self.config.exchange.algorithm, costs=self.costs, overtaking=overtaking
@@ -167,14 +167,20 @@ class Forecast:
 
 
 class _Imagined(LoopbackTransport):
-    """One of so many ranks, beside a backend."""
+    """One of so many ranks, beside a backend, or one that runs sums as tables."""
 
     offers_sums = True
+    offers_tables = False
 
     @property
     def sums(self) -> bool:
         """As is said."""
         return self.offers_sums
+
+    @property
+    def lowers(self) -> bool:
+        """As is said."""
+        return self.offers_tables
 
 
 def _candidate(costs: Costs, name: str, size_bytes: int, ranks: int) -> Candidate:

@@ -144,7 +144,8 @@ def save_profile(engine: Engine, config: Config, next_step: int, link: Shared, p
             "configuration": profile_file.configuration_of(config),
             "step": max(next_step - 1, 0),
             "threads": session.threads,
-            "backend_sums": session.transport.sums and not session.transport.lowers,
+            "backend_sums": session.transport.sums,
+            "lowers": session.transport.lowers,
             "link": link.figures,
         }
         file = profile_file.merged(texts, parameters, planning.unit_names, about)

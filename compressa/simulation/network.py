@@ -36,6 +36,7 @@ class Network(Loopback):
             `chunk_bytes` must be given.
         reduce_s: What the backend takes to add up a byte.
         backend: Whether there is one.
+        lowers: Whether sums are chosen as where they run as tables.
         alike: Whether all ranks do the same at the same time. Then one of them is enough: what it
             sends to another comes to it from the one to which it is that.
 
@@ -47,7 +48,14 @@ class Network(Loopback):
     """
 
     def __init__(
-        self, hosts: int, link: Link, reduce_s: float, *, backend: bool, alike: bool = False
+        self,
+        hosts: int,
+        link: Link,
+        reduce_s: float,
+        *,
+        backend: bool,
+        lowers: bool = False,
+        alike: bool = False,
     ) -> None:
         ends = 1 if alike else hosts
         super().__init__(
@@ -63,7 +71,8 @@ class Network(Loopback):
         self._link = link
         self.sent_s = [0.0] * ends
         self.received_s = [0.0] * ends
-        self.ends = [PhantomTransport(self, rank, reduce_s, backend) for rank in range(ends)]
+        each = reduce_s, backend, lowers
+        self.ends = [PhantomTransport(self, rank, *each) for rank in range(ends)]
 
     @property
     def busiest_s(self) -> float:
@@ -111,9 +120,12 @@ class PhantomTransport(TaggedTransport):
         rank: The rank.
         reduce_s: What the backend takes to add up a byte.
         backend: Whether there is one.
+        lowers: Whether sums are chosen as where they run as tables.
     """
 
-    def __init__(self, network: Network, rank: int, reduce_s: float, backend: bool) -> None:
+    def __init__(
+        self, network: Network, rank: int, reduce_s: float, backend: bool, lowers: bool
+    ) -> None:
         super().__init__()
         self.rank = rank
         self.size = network.hosts
@@ -121,6 +133,7 @@ class PhantomTransport(TaggedTransport):
         self._network = network
         self._port = network.port(rank)
         self._backend = _Backend(self, network, reduce_s) if backend else None
+        self._lowers = lowers
         self._on_sent: OnSent | None = None
         self._expected: dict[tuple[int, Key], tuple[torch.Tensor, Arrived]] = {}
         self._early: dict[tuple[int, Key], int] = {}
@@ -129,6 +142,11 @@ class PhantomTransport(TaggedTransport):
     def sums(self) -> bool:
         """Whether there is a backend."""
         return self._backend is not None
+
+    @property
+    def lowers(self) -> bool:
+        """As is said; what is chosen goes hop by hop here, which takes as many."""
+        return self._lowers
 
     @property
     def traffic(self) -> Traffic:

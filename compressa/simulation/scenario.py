@@ -13,7 +13,7 @@ from compressa.config.load import Source
 from compressa.engine.measuring.profile_file import ProfileFile
 from compressa.engine.start.link_file import LinkFile
 from compressa.engine.units.partition import Sizes, partition
-from compressa.engine.units.sums import Sums
+from compressa.engine.units.sums import Sums, lowers
 from compressa.errors import ConfigError
 from compressa.schedulers import Link
 from compressa.simulation.network import Network
@@ -125,7 +125,8 @@ class Scenario:
         reduce_s = 0.0 if file.link is None else file.link.reduce_s
         chunk_bytes, credit_bytes = self.sizes
         link = replace(self.link, chunk_bytes=chunk_bytes, credit_bytes=credit_bytes)
-        return Network(hosts, link, reduce_s, backend=backend, alike=alike)
+        tables = file.lowers and lowers(self.config)
+        return Network(hosts, link, reduce_s, backend=backend, lowers=tables, alike=alike)
 
     @property
     def sizes(self) -> Sizes:

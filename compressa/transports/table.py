@@ -46,6 +46,8 @@ class Entry:
             can meet alone. Otherwise messages have names, and come in any order.
         paced: Whether it keeps to `schedule.pace_bits_per_s`.
         authenticated: Whether its messages bear the MAC of `exchange.authenticate`.
+        lowers: Whether sums of plain values run as tables (`transports.lowered`) between CPUs,
+            where nothing is paced or authenticated.
         connections: Whether there can be several between two ranks, as `exchange.connections` says.
         device: Type of the device that gradients must be on; "" for any: those of a GPU go by way
             of the host's memory then.
@@ -64,6 +66,7 @@ class Entry:
     ordered: bool = False
     paced: bool = False
     authenticated: bool = False
+    lowers: bool = False
     connections: bool = False
     device: str = ""
     backend: str = "gloo"
@@ -127,6 +130,7 @@ _ROWS = (
         "compressa.transports.tcp:open_tcp",
         paced=True,
         authenticated=True,
+        lowers=True,
         connections=True,
     ),
     Entry(

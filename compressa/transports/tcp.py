@@ -74,7 +74,7 @@ class TcpTransport(MeshTransport):
         if lowered is not None:
             from compressa.transports.lowered.loop import Loop  # brings numba
 
-            self._loop = Loop(rank, lowered, settings, early_bytes, self.link_failed)
+            self._loop = Loop(rank, lowered, settings, early_bytes, self._sum_failed)
         self._links = {
             peer: Link(several, peer, settings, self.inboxes[peer], self.link_failed, self.leave)
             for peer, several in sockets.items()
@@ -154,6 +154,12 @@ class TcpTransport(MeshTransport):
         """Run the compiled loop on this thread, if nobody else does, for a short time."""
         assert self._loop is not None, "nothing was lowered"
         return self._loop.run(operation.program, operation.values, operation.divisor, key)
+
+    def _sum_failed(self, error: CompressaError) -> None:
+        """Report it, also of a peer that had said goodbye: what it owes will never come."""
+        if isinstance(error, PeerLost):
+            self._lost.setdefault(error.rank, error)
+        self.report(error)
 
     def missing(self, key: Key) -> Sequence[int]:
         """Return the peers that an exchange or a lowered sum waits for, ascending."""

@@ -28,6 +28,8 @@ from numba.core.caching import (
 )
 
 _IMPORT = re.compile(r"^from (\.+)(\w*) import \(?\s*(\w+)", re.MULTILINE)
+_FROM_OUTSIDE = re.compile(r"^from compressa\.kernels\.([\w.]+) import", re.MULTILINE)
+_KERNELS = Path(__file__).parents[1]
 
 
 @cache
@@ -41,21 +43,29 @@ def _warn_once(folder: str, error: str) -> None:
 
 
 def _imports(file: Path) -> set[Path]:
-    """The files beside or above a file that it imports from."""
-    found = set()
-    for dots, module, name in _IMPORT.findall(file.read_text(encoding="utf-8")):
+    """The files beside or above a file, or of the kernels, that it imports from."""
+    text, found = file.read_text(encoding="utf-8"), set()
+    for dots, module, name in _IMPORT.findall(text):
         found.add(file.parents[len(dots) - 1] / f"{module or name}.py")
+    for module in _FROM_OUTSIDE.findall(text):
+        found.add(_KERNELS / f"{module.replace('.', '/')}.py")
     return {path for path in found if path.exists()}
+
+
+def sources_of(file: Path) -> set[Path]:
+    """A source file and all that it imports from."""
+    sources, new = {file}, {file}
+    while new:
+        new = {path for source in new for path in _imports(source)} - sources
+        sources |= new
+    return sources
 
 
 @cache
 def stamp(file: Path) -> str:
     """Digest of a source file and of all that it imports from."""
-    sources, new = {file}, {file}
-    while new:
-        new = {path for source in new for path in _imports(source)} - sources
-        sources |= new
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()
+    sources = sorted(sources_of(file))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 class _Stamped:

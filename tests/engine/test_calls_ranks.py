@@ -50,13 +50,16 @@ def sum_in_unlike_paces(*, pause_s: float) -> list[float]:
 
 
 def wait_for_a_rank_that_dies(*, how: str) -> dict[str, Any]:
-    """Rank 0 sums while rank 1 dies or stays away; return what it raises, and when."""
+    """Rank 0 sums while rank 1 dies, leaves, or stays away; return what it raises, and when."""
     session = opened()
     operation = summed("auto", 400, session)
     operation.call()
     if dist.get_rank() == 1:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "leave":
+            session.close(1.0)
+            return {}
         time.sleep(20.0)
     began_s, error = time.monotonic(), None
     try:
@@ -103,7 +106,9 @@ def test_a_call_goes_on_when_it_was_handed_over(two: Group) -> None:
     assert two.run(sum_in_unlike_paces, pause_s=0.2) == [[2.0] * 3] * 2
 
 
-@pytest.mark.parametrize(("how", "error"), [("kill", "PeerLost"), ("away", "Timeout")])
+@pytest.mark.parametrize(
+    ("how", "error"), [("kill", "PeerLost"), ("leave", "PeerLost"), ("away", "Timeout")]
+)
 def test_a_call_ends_within_the_deadline(
     how: str, error: str, fresh: Callable[[int], Group]
 ) -> None:

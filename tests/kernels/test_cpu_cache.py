@@ -214,3 +214,13 @@ def test_a_change_of_what_a_kernel_imports_makes_its_code_stale(tmp_path: Path) 
         assert first != last, changed
         (tmp_path / changed).write_text(files.get(Path(changed).stem, "z = 1\n"))
         first = stamp()
+
+
+def test_code_outside_of_the_kernels_is_stale_when_one_that_it_imports_changes(
+    tmp_path: Path,
+) -> None:
+    loop = tmp_path / "loop.py"
+    loop.write_text("from compressa.kernels.cpu.checksums import checksum_of\n")
+    checksums = Path(_cache.__file__).with_name("checksums.py")
+    assert {checksums, checksums.with_name("_bytes.py")} <= _cache.sources_of(loop)
+    assert checksums.with_name("onebit.py") not in _cache.sources_of(loop)

@@ -255,6 +255,18 @@ def test_where_ranks_are_alike_one_of_them_tells_of_all(
     )
 
 
+def test_sums_go_as_where_they_ran_as_tables() -> None:
+    large = Round(Verb.ALL_REDUCE, torch.float32, 4 << 20, dense=True)
+    for lowers, name in ((False, "round_robin"), (True, "halving_doubling")):
+        ends = Network(4, IDEAL, 0.0, backend=False, lowers=lowers).ends
+        assert Sums(ends[0]).algorithm(large) == name
+    shape = {"backward_s": 0.0, "ranks": 4, "compressor": "none", "backend_sums": True}
+    by_tables, by_backend = (
+        profile([(1 << 20, 0.0, 0.0)], lowers=lowers, **shape) for lowers in (True, False)
+    )
+    assert run(by_tables, SLOW).step_s == pytest.approx(run(by_backend, SLOW).step_s, rel=0.05)
+
+
 # Times of codecs
 
 

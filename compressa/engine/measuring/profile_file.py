@@ -103,6 +103,7 @@ class ProfileFile(_Strict):
         description="that encode and decode on a rank"
     )
     backend_sums: bool = Field(description="whether the transport could leave sums to a backend")
+    lowers: bool = Field(default=False, description="whether it ran sums of plain values as tables")
     parameters: Annotated[tuple[ParameterRow, ...], Field(min_length=1, max_length=_MOST_ROWS)]
     units: Annotated[tuple[UnitRow, ...], Field(min_length=1, max_length=_MOST_ROWS)]
     forward_s: Seconds

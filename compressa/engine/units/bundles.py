@@ -24,9 +24,8 @@ from compressa.engine.units.phase import Phase
 from compressa.engine.units.planning import Planning
 from compressa.engine.units.units import usual_full
 
-_MOST_PART_BYTES = (
-    1 << 20
-)  # to copy more side by side takes longer than the messages that it spares
+# To copy more side by side takes longer than the messages that it spares.
+_MOST_PART_BYTES = 1 << 20
 
 
 class Bundle:

@@ -38,14 +38,26 @@ from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.lowering import DIVIDED, Table, lowered
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
+from compressa.config import Config
 from compressa.engine.units.partition import Sizes, wire
 from compressa.errors import ConfigError
 from compressa.schedulers import Link, Transfer
 from compressa.transports.base import Transport
+from compressa.transports.lowered import AVAILABLE
+from compressa.transports.table import meant
 
 LARGE_SUM_BYTES = 1 << 20
 """From this size on plain values are summed in pairs or round a ring, or by a backend, which moves
 bytes without Python; below it two hops, or one for few bytes where sums are lowered, are faster."""
+
+
+def lowers(config: Config) -> bool:
+    """Return whether ranks on CPUs run sums of plain values as tables, on a system as this one."""
+    paced = config.schedule.pace_bits_per_s is not None
+    exchange = config.exchange
+    plain = not (paced or exchange.authenticate)
+    return AVAILABLE and plain and meant(exchange.transport)[-1].lowers
+
 
 Carrier = Callable[..., Program[Any]]
 """From the fields of a request to the program that carries it out, and ends with the answer."""
@@ -90,6 +102,7 @@ class Sums:
         self._sizes = sizes
         self._transport = transport
         self._chosen = algorithm
+        self._refused: set[torch.dtype] = set()  # what the transport does not lower
         self._group = RankGroup.everyone(transport.rank, transport.size)
         self._topology = Topology.of(hosts or list(map(str, range(transport.size))))
 
@@ -177,9 +190,13 @@ class Sums:
         """What has the transport run sums of plain values as tables, if it can."""
         if not (round_.dense and self._transport.lowers):
             return None
+        if round_.dtype in self._refused:
+            return None
         carrier = _LoweredSums(self._transport, all_reduce, self._group, round_.dtype)
-        elems = round_.capacity_bytes // round_.dtype.itemsize
-        return None if carrier.of(elems) is None else carrier
+        if carrier.of(round_.capacity_bytes // round_.dtype.itemsize) is None:
+            self._refused.add(round_.dtype)
+            return None
+        return carrier
 
     def _bring(self, payload: torch.Tensor, root: int) -> Program[None]:
         row = self._broadcast(payload.numel())

@@ -24,7 +24,6 @@ recv = _external("recv", _I64, _I32, _I64, _I64, _I32)
 sendmsg = _external("sendmsg", _I64, _I32, _I64, _I32)
 ppoll = _external("ppoll", _I32, _I64, _I64, _I64, _I64)
 read = _external("read", _I64, _I32, _I64, _I64)
-write = _external("write", _I64, _I32, _I64, _I64)
 setsockopt = _external("setsockopt", _I32, _I32, _I32, _I32, _I64, _I32)
 malloc = _external("malloc", _I64, _I64)
 free = _external("free", types.void, _I64)
@@ -34,7 +33,7 @@ _errno = _external("__errno_location", _I64)
 SOL_SOCKET, SO_RCVLOWAT = 1, 18
 MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
 EINTR, EAGAIN = 4, 11
-POLLIN, POLLOUT, POLLERR, POLLHUP = 1, 4, 8, 16
+POLLIN, POLLOUT = 1, 4
 _CLOCK_MONOTONIC = 1
 _NS = 1_000_000_000
 

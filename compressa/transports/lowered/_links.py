@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compressa.kernels.cpu._jit import lean_nested
 
+from . import _words as w
 from ._adds import add
 from ._frames import checked, high, is_frame, is_whole, low, write_header
 from ._hops import fail, name_a, row_done, take_late, target, waiting_row
@@ -19,69 +20,7 @@ from ._libc import (
     send_two,
     setsockopt,
 )
-from ._memory import copy_bytes, peek, poke
-from ._words import (
-    CHUNK,
-    CHUNK_BYTES,
-    DTYPE,
-    E_BYTES,
-    E_CAME,
-    E_NAME_A,
-    E_NAME_B,
-    E_NEXT,
-    EARLY,
-    EARLY_BYTES,
-    EARLY_LIMIT,
-    EARLY_WORDS,
-    ENDED,
-    EPOCH,
-    F_DATA,
-    F_EARLY,
-    F_EPOCH,
-    F_HEADER,
-    F_LENGTH,
-    F_LOST,
-    F_MAGIC,
-    F_SIZES,
-    F_TURN,
-    FAULT,
-    FD,
-    FULL,
-    HEADER_BYTES,
-    IN_AT,
-    IN_BYTES,
-    IN_CHECK,
-    IN_DATA,
-    IN_EARLY,
-    IN_LEFT,
-    IN_OFFSET,
-    IN_ROW,
-    IN_STAGED,
-    MESSAGES,
-    OUT_AT,
-    OUT_BYTES,
-    OUT_HEADER,
-    OUT_ROW,
-    OUT_SENT,
-    PEER,
-    PIECE,
-    PROGRAM_ROOM,
-    PROGRAMS,
-    QUEUE,
-    R_AT,
-    R_BYTES,
-    R_DONE,
-    R_FUSED,
-    R_NEXT,
-    R_PROGRAM,
-    R_STAGE,
-    SENT_BYTES,
-    SPARE,
-    STAGING,
-    STAGING_BYTES,
-    STATUS,
-    UNDER_WAY,
-)
+from ._memory import copy_bytes, larger, peek, poke, smaller
 
 _WORD = 8
 _PIECE_BYTES = 1 << 17  # a wake-up costs as much as some 10 kB
@@ -93,9 +32,9 @@ _TURN_BYTES = 1 << 20  # then the other peers have their turn
 @lean_nested
 def flush(loop: int, link: int) -> None:
     """Hand frames to the kernel until it takes no more."""
-    while peek(loop, FAULT) == 0 and not peek(link, FULL):
-        if peek(link, OUT_ROW) == 0:
-            if peek(link, QUEUE) == 0:
+    while peek(loop, w.FAULT) == 0 and not peek(link, w.FULL):
+        if peek(link, w.OUT_ROW) == 0:
+            if peek(link, w.QUEUE) == 0:
                 return
             _begin_frame(loop, link)
         _push(loop, link)
@@ -104,49 +43,49 @@ def flush(loop: int, link: int) -> None:
 @lean_nested
 def _begin_frame(loop: int, link: int) -> None:
     """Cut a frame of the most urgent message."""
-    row = peek(link, QUEUE)
-    total, offset = peek(row, R_BYTES), peek(row, R_DONE)
-    count = min(peek(loop, CHUNK_BYTES), total - offset)
-    at = peek(row, R_AT) + offset
-    name = name_a(peek(row, R_PROGRAM))
-    header = link + _WORD * OUT_HEADER
-    write_header(header, peek(loop, EPOCH), name, peek(row, R_STAGE), total, offset, at, count)
-    poke(row, R_DONE, offset + count)
+    row = peek(link, w.QUEUE)
+    total, offset = peek(row, w.R_BYTES), peek(row, w.R_DONE)
+    count = smaller(peek(loop, w.CHUNK_BYTES), total - offset)
+    at = peek(row, w.R_AT) + offset
+    name = name_a(peek(row, w.R_PROGRAM))
+    header = link + _WORD * w.OUT_HEADER
+    write_header(header, peek(loop, w.EPOCH), name, peek(row, w.R_STAGE), total, offset, at, count)
+    poke(row, w.R_DONE, offset + count)
     if offset + count == total:
-        poke(link, QUEUE, peek(row, R_NEXT))
-    poke(link, OUT_ROW, row)
-    poke(link, OUT_SENT, 0)
-    poke(link, OUT_BYTES, count)
-    poke(link, OUT_AT, at)
+        poke(link, w.QUEUE, peek(row, w.R_NEXT))
+    poke(link, w.OUT_ROW, row)
+    poke(link, w.OUT_SENT, 0)
+    poke(link, w.OUT_BYTES, count)
+    poke(link, w.OUT_AT, at)
 
 
 @lean_nested
 def _push(loop: int, link: int) -> None:
     """Offer what is left of the frame that has begun."""
-    sent, count = peek(link, OUT_SENT), peek(link, OUT_BYTES)
-    header_left = max(0, HEADER_BYTES - sent)
-    behind = max(0, sent - HEADER_BYTES)
-    header = link + _WORD * OUT_HEADER + (HEADER_BYTES - header_left)
-    data = peek(link, OUT_AT) + behind
-    spare = loop + _WORD * SPARE
-    taken = send_two(peek(link, FD), spare, header, header_left, data, count - behind)
+    sent, count = peek(link, w.OUT_SENT), peek(link, w.OUT_BYTES)
+    header_left = larger(0, w.HEADER_BYTES - sent)
+    behind = larger(0, sent - w.HEADER_BYTES)
+    header = link + _WORD * w.OUT_HEADER + (w.HEADER_BYTES - header_left)
+    data = peek(link, w.OUT_AT) + behind
+    spare = loop + _WORD * w.SPARE
+    taken = send_two(peek(link, w.FD), spare, header, header_left, data, count - behind)
     if taken < 0:
         why = errno()
         if why == EAGAIN:
-            poke(link, FULL, 1)
+            poke(link, w.FULL, 1)
         elif why != EINTR:
-            fail(loop, F_LOST, peek(link, PEER), why, 0)
+            fail(loop, w.F_LOST, peek(link, w.PEER), why, 0)
         return
-    poke(loop, SENT_BYTES, peek(loop, SENT_BYTES) + taken)
-    poke(link, OUT_SENT, sent + taken)
-    if sent + taken < HEADER_BYTES + count:
-        poke(link, FULL, 1)
+    poke(loop, w.SENT_BYTES, peek(loop, w.SENT_BYTES) + taken)
+    poke(link, w.OUT_SENT, sent + taken)
+    if sent + taken < w.HEADER_BYTES + count:
+        poke(link, w.FULL, 1)
         return
-    row = peek(link, OUT_ROW)
-    poke(link, OUT_ROW, 0)
+    row = peek(link, w.OUT_ROW)
+    poke(link, w.OUT_ROW, 0)
     # A message whose last frame this was is not at the head of the queue any more.
-    if peek(row, R_DONE) == peek(row, R_BYTES):
-        poke(loop, MESSAGES, peek(loop, MESSAGES) + 1)
+    if peek(row, w.R_DONE) == peek(row, w.R_BYTES):
+        poke(loop, w.MESSAGES, peek(loop, w.MESSAGES) + 1)
         row_done(loop, row)
 
 
@@ -157,26 +96,26 @@ def _push(loop: int, link: int) -> None:
 def receive(loop: int, link: int) -> int:
     """Take what has come, within this peer's turn; return how much it was."""
     turn = _TURN_BYTES
-    while turn > 0 and peek(loop, FAULT) == 0 and not peek(link, ENDED):
-        left = peek(link, IN_LEFT)
-        staged = peek(link, IN_STAGED)
+    while turn > 0 and peek(loop, w.FAULT) == 0 and not peek(link, w.ENDED):
+        left = peek(link, w.IN_LEFT)
+        staged = peek(link, w.IN_STAGED)
         if left > 0:
             room = left
-            count = recv(peek(link, FD), peek(link, IN_AT), room, MSG_DONTWAIT)
+            count = recv(peek(link, w.FD), peek(link, w.IN_AT), room, MSG_DONTWAIT)
         else:
-            room = STAGING_BYTES - staged
-            count = recv(peek(link, FD), peek(link, STAGING) + staged, room, MSG_DONTWAIT)
+            room = w.STAGING_BYTES - staged
+            count = recv(peek(link, w.FD), peek(link, w.STAGING) + staged, room, MSG_DONTWAIT)
         if count <= 0:
             _stopped(loop, link, count)
             break
         turn -= count
         if left > 0:
-            poke(link, IN_AT, peek(link, IN_AT) + count)
-            poke(link, IN_LEFT, left - count)
+            poke(link, w.IN_AT, peek(link, w.IN_AT) + count)
+            poke(link, w.IN_LEFT, left - count)
             if count == left:
                 _end_frame(loop, link)
         else:
-            poke(link, IN_STAGED, staged + count)
+            poke(link, w.IN_STAGED, staged + count)
             _sort(loop, link)
         if count < room:
             break
@@ -187,12 +126,12 @@ def receive(loop: int, link: int) -> int:
 @lean_nested
 def _wake_for_piece(loop: int, link: int) -> None:
     """Have the kernel tell of the next large piece, and not of every packet."""
-    piece = max(1, min(peek(link, IN_LEFT), _PIECE_BYTES))
-    if piece != peek(link, PIECE):
-        poke(link, PIECE, piece)
-        spare = loop + _WORD * SPARE
+    piece = larger(1, smaller(peek(link, w.IN_LEFT), _PIECE_BYTES))
+    if piece != peek(link, w.PIECE):
+        poke(link, w.PIECE, piece)
+        spare = loop + _WORD * w.SPARE
         poke(spare, 0, piece)
-        setsockopt(peek(link, FD), SOL_SOCKET, SO_RCVLOWAT, spare, 4)
+        setsockopt(peek(link, w.FD), SOL_SOCKET, SO_RCVLOWAT, spare, 4)
 
 
 @lean_nested
@@ -201,61 +140,61 @@ def _stopped(loop: int, link: int, count: int) -> None:
     if count < 0:
         why = errno()
         if why != EAGAIN and why != EINTR:
-            fail(loop, F_LOST, peek(link, PEER), why, 0)
-    elif peek(link, IN_LEFT) or peek(link, IN_STAGED):
-        fail(loop, F_LOST, peek(link, PEER), 0, 1)
+            fail(loop, w.F_LOST, peek(link, w.PEER), why, 0)
+    elif peek(link, w.IN_LEFT) or peek(link, w.IN_STAGED):
+        fail(loop, w.F_LOST, peek(link, w.PEER), 0, 1)
     else:
-        poke(link, ENDED, 1)
+        poke(link, w.ENDED, 1)
 
 
 @lean_nested
 def _sort(loop: int, link: int) -> None:
     """Bring the staged bytes to where they belong."""
-    staging, end, begin = peek(link, STAGING), peek(link, IN_STAGED), 0
-    while end - begin >= HEADER_BYTES and peek(loop, FAULT) == 0:
+    staging, end, begin = peek(link, w.STAGING), peek(link, w.IN_STAGED), 0
+    while end - begin >= w.HEADER_BYTES and peek(loop, w.FAULT) == 0:
         _expect_frame(loop, link, staging + begin)
-        if peek(loop, FAULT):
+        if peek(loop, w.FAULT):
             return
-        begin += HEADER_BYTES
-        count = min(peek(link, IN_LEFT), end - begin)
-        copy_bytes(peek(link, IN_AT), staging + begin, count)
+        begin += w.HEADER_BYTES
+        count = smaller(peek(link, w.IN_LEFT), end - begin)
+        copy_bytes(peek(link, w.IN_AT), staging + begin, count)
         begin += count
-        poke(link, IN_AT, peek(link, IN_AT) + count)
-        poke(link, IN_LEFT, peek(link, IN_LEFT) - count)
-        if peek(link, IN_LEFT):
+        poke(link, w.IN_AT, peek(link, w.IN_AT) + count)
+        poke(link, w.IN_LEFT, peek(link, w.IN_LEFT) - count)
+        if peek(link, w.IN_LEFT):
             break
         _end_frame(loop, link)
     left = end - begin
     for i in range(0, left, _WORD):  # forwards: the bytes may overlap
         poke(staging + i, 0, peek(staging + begin + i, 0))
-    poke(link, IN_STAGED, left)
+    poke(link, w.IN_STAGED, left)
 
 
 @lean_nested
 def _expect_frame(loop: int, link: int, header: int) -> None:
     """Check a header, and say where its data goes."""
-    peer = peek(link, PEER)
+    peer = peek(link, w.PEER)
     if not is_frame(header):
-        fail(loop, F_MAGIC, peer, low(peek(header, 0)), 0)
+        fail(loop, w.F_MAGIC, peer, low(peek(header, 0)), 0)
         return
     if not is_whole(header):
-        fail(loop, F_HEADER, peer, 0, 0)
+        fail(loop, w.F_HEADER, peer, 0, 0)
         return
-    if high(peek(header, 0)) != peek(loop, EPOCH):
-        fail(loop, F_EPOCH, peer, high(peek(header, 0)), peek(loop, EPOCH))
+    if high(peek(header, 0)) != peek(loop, w.EPOCH):
+        fail(loop, w.F_EPOCH, peer, high(peek(header, 0)), peek(loop, w.EPOCH))
         return
     a, b, total = peek(header, 1), low(peek(header, 2)), high(peek(header, 2))
     offset, count = low(peek(header, 3)), high(peek(header, 3))
-    if count == 0 or count > peek(loop, CHUNK_BYTES) or offset + count > total:
-        fail(loop, F_SIZES, peer, count, offset)
+    if count == 0 or count > peek(loop, w.CHUNK_BYTES) or offset + count > total:
+        fail(loop, w.F_SIZES, peer, count, offset)
         return
-    poke(link, IN_CHECK, peek(header, 4))
-    poke(link, IN_LEFT, count)
-    poke(link, IN_BYTES, count)
-    poke(link, IN_OFFSET, offset)
+    poke(link, w.IN_CHECK, peek(header, 4))
+    poke(link, w.IN_LEFT, count)
+    poke(link, w.IN_BYTES, count)
+    poke(link, w.IN_OFFSET, offset)
     row, early = 0, _early_of(link, a, b)
     if early == 0:  # a message that began early goes on there
-        row = _row_of(loop, link, a, b)
+        row = waiting_row(loop, link, a, b)
     if row:
         _expect_row(loop, link, row, total, offset, count)
     else:
@@ -263,41 +202,39 @@ def _expect_frame(loop: int, link: int, header: int) -> None:
 
 
 @lean_nested
-def _row_of(loop: int, link: int, a: int, b: int) -> int:
-    programs = peek(loop, PROGRAMS)
-    for i in range(peek(loop, PROGRAM_ROOM)):
-        program = peek(programs, i)
-        if program and peek(program, STATUS) == UNDER_WAY and name_a(program) == a:
-            row = waiting_row(loop, link, program, b)
-            if row:
-                return row
-    return 0
-
-
-@lean_nested
 def _early_of(link: int, a: int, b: int) -> int:
-    early = peek(link, EARLY)
-    while early and not (peek(early, E_NAME_A) == a and peek(early, E_NAME_B) == b):
-        early = peek(early, E_NEXT)
+    early = peek(link, w.EARLY)
+    while early and not (peek(early, w.E_NAME_A) == a and peek(early, w.E_NAME_B) == b):
+        early = peek(early, w.E_NEXT)
     return early
 
 
 @lean_nested
 def _expect_row(loop: int, link: int, row: int, total: int, offset: int, count: int) -> None:
-    if total != peek(row, R_BYTES):
-        fail(loop, F_LENGTH, peek(link, PEER), total, peek(row, R_BYTES))
-    elif offset != peek(row, R_DONE):
-        fail(loop, F_TURN, peek(link, PEER), offset, peek(row, R_DONE))
-    elif peek(row, R_FUSED):
-        data = peek(link, CHUNK)
-        poke(link, IN_ROW, row)
-        poke(link, IN_DATA, data)
-        poke(link, IN_AT, data)
+    if total != peek(row, w.R_BYTES):
+        fail(loop, w.F_LENGTH, peek(link, w.PEER), total, peek(row, w.R_BYTES))
+    elif offset != peek(row, w.R_DONE):
+        fail(loop, w.F_TURN, peek(link, w.PEER), offset, peek(row, w.R_DONE))
+    elif peek(row, w.R_FUSED) and not _is_whole_words(offset, count, total):
+        fail(loop, w.F_SIZES, peek(link, w.PEER), count, offset)
+    elif peek(row, w.R_FUSED):
+        _take_in(link, row, peek(link, w.CHUNK))
     else:
-        data = peek(row, R_AT) + offset
-        poke(link, IN_ROW, row)
-        poke(link, IN_DATA, data)
-        poke(link, IN_AT, data)
+        _take_in(link, row, peek(row, w.R_AT) + offset)
+
+
+@lean_nested
+def _is_whole_words(offset: int, count: int, total: int) -> bool:
+    """Whether a frame cuts no element, whatever their dtype."""
+    return offset % _WORD == 0 and (count % _WORD == 0 or offset + count == total)
+
+
+@lean_nested
+def _take_in(link: int, row: int, data: int) -> None:
+    """Have the frame that comes be written to an address, for a row; 0 for an early message."""
+    poke(link, w.IN_ROW, row)
+    poke(link, w.IN_DATA, data)
+    poke(link, w.IN_AT, data)
 
 
 @lean_nested
@@ -306,53 +243,50 @@ def _expect_early(
 ) -> None:
     """Keep a message aside that nobody waits for yet, within a limit."""
     if early == 0:
-        aside = peek(link, EARLY_BYTES) + total
-        if aside > peek(loop, EARLY_LIMIT):
-            fail(loop, F_EARLY, peek(link, PEER), aside, peek(loop, EARLY_LIMIT))
+        aside = peek(link, w.EARLY_BYTES) + total
+        if aside > peek(loop, w.EARLY_LIMIT):
+            fail(loop, w.F_EARLY, peek(link, w.PEER), aside, peek(loop, w.EARLY_LIMIT))
             return
-        early = malloc(_WORD * EARLY_WORDS + total)
+        early = malloc(_WORD * w.EARLY_WORDS + total)
         if early == 0:
-            fail(loop, F_EARLY, peek(link, PEER), aside, 0)
+            fail(loop, w.F_EARLY, peek(link, w.PEER), aside, 0)
             return
-        poke(link, EARLY_BYTES, aside)
-        poke(early, E_NEXT, peek(link, EARLY))
-        poke(early, E_NAME_A, a)
-        poke(early, E_NAME_B, b)
-        poke(early, E_BYTES, total)
-        poke(early, E_CAME, 0)
-        poke(link, EARLY, early)
-    if total != peek(early, E_BYTES):
-        fail(loop, F_LENGTH, peek(link, PEER), total, peek(early, E_BYTES))
+        poke(link, w.EARLY_BYTES, aside)
+        poke(early, w.E_NEXT, peek(link, w.EARLY))
+        poke(early, w.E_NAME_A, a)
+        poke(early, w.E_NAME_B, b)
+        poke(early, w.E_BYTES, total)
+        poke(early, w.E_CAME, 0)
+        poke(link, w.EARLY, early)
+    if total != peek(early, w.E_BYTES):
+        fail(loop, w.F_LENGTH, peek(link, w.PEER), total, peek(early, w.E_BYTES))
         return
-    if offset != peek(early, E_CAME):
-        fail(loop, F_TURN, peek(link, PEER), offset, peek(early, E_CAME))
+    if offset != peek(early, w.E_CAME):
+        fail(loop, w.F_TURN, peek(link, w.PEER), offset, peek(early, w.E_CAME))
         return
-    data = early + _WORD * EARLY_WORDS + offset
-    poke(link, IN_ROW, 0)
-    poke(link, IN_EARLY, early)
-    poke(link, IN_DATA, data)
-    poke(link, IN_AT, data)
+    poke(link, w.IN_EARLY, early)
+    _take_in(link, 0, early + _WORD * w.EARLY_WORDS + offset)
 
 
 @lean_nested
 def _end_frame(loop: int, link: int) -> None:
     """All of a frame's data is here: check it, and count or add it."""
-    data, count = peek(link, IN_DATA), peek(link, IN_BYTES)
-    if not checked(data, count, peek(link, IN_CHECK)):
-        fail(loop, F_DATA, peek(link, PEER), 0, 0)
+    data, count = peek(link, w.IN_DATA), peek(link, w.IN_BYTES)
+    if not checked(data, count, peek(link, w.IN_CHECK)):
+        fail(loop, w.F_DATA, peek(link, w.PEER), 0, 0)
         return
-    row = peek(link, IN_ROW)
+    row = peek(link, w.IN_ROW)
     if row == 0:
-        early = peek(link, IN_EARLY)
-        poke(early, E_CAME, peek(early, E_CAME) + count)
-        if peek(early, E_CAME) == peek(early, E_BYTES):
-            late = _row_of(loop, link, peek(early, E_NAME_A), peek(early, E_NAME_B))
+        early = peek(link, w.IN_EARLY)
+        poke(early, w.E_CAME, peek(early, w.E_CAME) + count)
+        if peek(early, w.E_CAME) == peek(early, w.E_BYTES):
+            late = waiting_row(loop, link, peek(early, w.E_NAME_A), peek(early, w.E_NAME_B))
             if late:
                 take_late(loop, late)
         return
-    if peek(row, R_FUSED):
-        program = peek(row, R_PROGRAM)
-        add(peek(program, DTYPE), target(program, row) + peek(link, IN_OFFSET), data, count)
-    poke(row, R_DONE, peek(row, R_DONE) + count)
-    if peek(row, R_DONE) == peek(row, R_BYTES):
+    if peek(row, w.R_FUSED):
+        program = peek(row, w.R_PROGRAM)
+        add(peek(program, w.DTYPE), target(program, row) + peek(link, w.IN_OFFSET), data, count)
+    poke(row, w.R_DONE, peek(row, w.R_DONE) + count)
+    if peek(row, w.R_DONE) == peek(row, w.R_BYTES):
         row_done(loop, row)

@@ -13,9 +13,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.np.arrayobj import make_array, populate_array
 
-from compressa.kernels.cpu._jit import intrinsic
+from compressa.kernels.cpu._jit import intrinsic, lean_nested
 
-WORD_BYTES = 8
 _WORD = ir.IntType(64)
 
 _number = cast(Callable[[Callable[..., Any]], Callable[..., int]], intrinsic)
@@ -115,6 +114,18 @@ def bits_of(typing: Any, value: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.uint32(types.float32), generate
+
+
+@lean_nested
+def smaller(a: int, b: int) -> int:
+    """Return the smaller number; numba's own `min` is compiled anew by every process."""
+    return a if a < b else b
+
+
+@lean_nested
+def larger(a: int, b: int) -> int:
+    """Return the larger number; see `smaller`."""
+    return a if a > b else b
 
 
 def _array(dtype: Any) -> Any:

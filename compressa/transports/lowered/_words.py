@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 # The loop itself.
-LINKS, LINK_COUNT, POLLFDS, PROGRAMS, PROGRAM_ROOM, ACTIVE = 0, 1, 2, 3, 4, 5
+LINKS, LINK_COUNT, POLLFDS, PROGRAMS, PROGRAM_ROOM = 0, 1, 2, 3, 4
 EPOCH, CHUNK_BYTES, POLL_NS, EARLY_LIMIT = 6, 7, 8, 9
-FAULT, FAULT_PEER, FAULT_A, FAULT_B = 10, 11, 12, 13  # the first failure; see `Fault`
-DONE_COUNT, DRIVING, WAKE_FD, OTHER_FD, AGE = 14, 15, 16, 17, 18
+FAULT, FAULT_PEER, FAULT_A, FAULT_B = 10, 11, 12, 13  # the first failure
+DONE_COUNT, DRIVING, WAKE_FD, OTHER_FD = 14, 15, 16, 17
 SENT_BYTES, MESSAGES, CLOCK, CORE_FREE = 19, 20, 21, 23  # CLOCK has two words
 SOON = 37  # whether what was waited for last came soon
 SPARE = 24  # for the C library: what `send_two` and `ppoll` are given
@@ -14,7 +14,7 @@ LOOP_WORDS = 40
 NOBODY, COMMUNICATION, CALLER = 0, 1, 2  # who is driving
 
 # A link to one peer.
-FD, PEER, FULL, CLOSED = 0, 1, 2, 3
+FD, PEER, FULL = 0, 1, 2
 QUEUE = 4  # the row that goes next; others follow by `NEXT`
 OUT_ROW, OUT_SENT, OUT_BYTES, OUT_AT = 5, 6, 7, 8  # the frame that is leaving
 OUT_HEADER = 9  # 6 words
@@ -26,7 +26,7 @@ ENDED = 28  # whether the peer's stream has
 PIECE = 29  # bytes that the kernel tells of
 LINK_WORDS = 32
 
-HEADER_WORDS, HEADER_BYTES = 6, 48
+HEADER_BYTES = 48
 STAGING_BYTES = 4096
 
 # A message that came before anybody waited for it, followed by its bytes.
@@ -38,7 +38,7 @@ CHAINS, CHAIN_COUNT, CHAINS_LEFT, HOPS, ROWS, ROW_COUNT = 6, 7, 8, 9, 10, 11
 BASE = 12  # of values, and of scratch: 2 words
 DTYPE, DIVISOR = 14, 15
 PROGRAM_WORDS = 20
-IDLE, UNDER_WAY, DONE = 0, 1, 2
+UNDER_WAY, DONE = 1, 2
 
 # A chain: hops one after another. Chains of a program go side by side.
 C_HOP, C_FIRST, C_END, C_OPEN, C_OFFSET, C_BYTES, CHAIN_WORDS = 0, 1, 2, 3, 4, 5, 6
@@ -48,12 +48,11 @@ H_STAGE, H_FIRST, H_SENDS, H_RECEIVES, H_ADDS, HOP_WORDS = 0, 1, 2, 3, 4, 5
 
 # A row. Of what is fixed: region and offset of its memory, and of what it is added to.
 R_LINK, R_REGION, R_OFFSET, R_BYTES, R_TO_REGION, R_TO_OFFSET, R_FUSED = 0, 1, 2, 3, 4, 5, 6
-R_AT, R_DONE, R_NEXT, R_AGE, R_CHAIN, R_PROGRAM, R_STAGE = 7, 8, 9, 10, 11, 12, 13
-ROW_WORDS = 14
-VALUES, SCRATCH = 0, 1
+R_AT, R_DONE, R_NEXT, R_CHAIN, R_PROGRAM, R_STAGE, ROW_WORDS = 7, 8, 9, 10, 11, 12, 13
 
-# What has failed.
-F_NONE, F_LOST, F_MAGIC, F_HEADER, F_EPOCH, F_SIZES, F_DATA, F_LENGTH, F_EARLY, F_TURN, F_LEFT = (
-    range(11)
-)
-F_GIVEN_UP = 11
+# What has failed; 0 for nothing.
+F_LOST, F_MAGIC, F_HEADER, F_EPOCH, F_SIZES, F_DATA = 1, 2, 3, 4, 5, 6
+F_LENGTH, F_EARLY, F_TURN, F_LEFT, F_GIVEN_UP = 7, 8, 9, 10, 11
+
+CALL_WORDS = 8  # arguments of a call
+WORD_BYTES = 8

@@ -15,6 +15,7 @@ from compressa.kernels.compiled import compile_once
 from compressa.transports.lowered._drive import begin, call, drive, forget, let_go, take_over
 from compressa.transports.lowered._memory import address_of, words
 from compressa.transports.lowered._words import (
+    CALL_WORDS,
     LOOP_WORDS,
     OTHER_FD,
     POLLFDS,
@@ -22,8 +23,6 @@ from compressa.transports.lowered._words import (
     PROGRAMS,
     WAKE_FD,
 )
-
-_ARGUMENTS = 8  # of `call`
 
 
 @cache
@@ -39,7 +38,7 @@ def _call_all() -> None:
     loop, program = words(LOOP_WORDS), words(PROGRAM_WORDS)
     near, far = socket.socketpair()
     with closing(near), closing(far):
-        pollfds, programs, arguments = words(2), words(1), words(_ARGUMENTS)
+        pollfds, programs, arguments = words(2), words(1), words(CALL_WORDS)
         loop[POLLFDS], loop[PROGRAMS] = address_of(pollfds), address_of(programs)
         loop[WAKE_FD], loop[OTHER_FD] = near.fileno(), far.fileno()
         address = address_of(loop)

@@ -27,6 +27,7 @@ from compressa.transports.frames import way
 from compressa.transports.lowered import _words as w
 from compressa.transports.lowered._drive import (
     FAILED,
+    NOTHING,
     PROGRAM_DONE,
     begin,
     call,
@@ -35,16 +36,17 @@ from compressa.transports.lowered._drive import (
     let_go,
     take_over,
 )
-from compressa.transports.lowered._memory import WORD_BYTES, address_of, words
+from compressa.transports.lowered._memory import address_of, words
 from compressa.transports.lowered.compile import prepare
 from compressa.transports.lowered.program import DTYPES, LoweredProgram
 from compressa.transports.settings import Settings, tune
 
 _ROOM = 1024  # programs under way at the same time
+_CALLED = 0  # the slot of what `run` has begun
 _BRIEF_NS = 20_000_000  # what takes longer is for the communication thread, which keeps deadlines
 _WOKEN_S = 1.0
 _PAUSE_S = 0.001
-_ARGUMENTS = struct.Struct("<8q")  # of a call
+_ARGUMENTS = struct.Struct(f"<{w.CALL_WORDS}q")
 _NS = 1_000_000_000
 
 
@@ -58,7 +60,8 @@ class Loop:
         sockets: By peer, a connected one; owned from now on.
         settings: Sizes and times.
         early_bytes: Most bytes that one peer may send before anybody waits for them.
-        failed: Called once, on the communication thread, when a peer is lost or sends nonsense.
+        failed: Called on the communication thread when a peer is lost that owes something, or sends
+            nonsense; and for whatever is begun afterwards.
 
     Attributes:
         core_free: Whether a core is free to look for what comes, instead of sleeping.
@@ -84,13 +87,16 @@ class Loop:
         self._links = words(w.LINK_WORDS * count).reshape(-1, w.LINK_WORDS)
         self._pollfds = words(count + 2)
         self._programs = words(_ROOM)
-        self._staging = np.zeros((max(1, count), w.STAGING_BYTES + WORD_BYTES), np.uint8)
-        self._chunks = np.zeros((max(1, count), settings.chunk_bytes), np.uint8)
+        self._staging = np.zeros((max(1, count), w.STAGING_BYTES + w.WORD_BYTES), np.uint8)
+        # No frame cuts an element.
+        self._chunk_bytes = max(settings.chunk_bytes // w.WORD_BYTES, 1) * w.WORD_BYTES
+        self._chunks = np.zeros((max(1, count), self._chunk_bytes), np.uint8)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._address = address_of(self._loop)
         self._under_way: dict[int, _UnderWay] = {}
         self.busy = False
-        self._calling, arguments = threading.Lock(), words(_ARGUMENTS.size // WORD_BYTES)
+        self._handed: tuple[LoweredProgram, torch.Tensor] | None = None  # and its values are kept
+        self._calling, arguments = threading.Lock(), words(w.CALL_WORDS)
         self._arguments, self._arguments_at = arguments.data, address_of(arguments)
         self._fill(settings, early_bytes)
 
@@ -152,12 +158,19 @@ class Loop:
             return True
         if not self._under_way and not take_over(self._address):
             return False
-        slot = next(i for i in range(_ROOM) if i not in self._under_way)
+        handed = self._handed is not None and self._handed[0] is program
+        free = (i for i in range(_CALLED + 1, _ROOM) if i not in self._under_way)
+        slot = _CALLED if handed else next(free)
         self._under_way[slot], self.busy = _UnderWay(program, values, key, done), True
-        if program.under_way:
-            self._enter(slot, program)
-        else:
-            self._begin(slot, program, values, divisor, key, stride, priority)
+        if handed:
+            self._handed = None
+            if not program.under_way:  # whoever drove meanwhile has brought it to its end
+                self._loop[w.DONE_COUNT] = 1
+            return True
+        self._programs[slot] = program.address
+        self._loop[w.PROGRAM_ROOM] = max(int(self._loop[w.PROGRAM_ROOM]), slot + 1)
+        what = self._address, program.address, values.data_ptr(), divisor
+        begin(*what, *_name(key), stride, priority)
         return True
 
     def run(self, program: LoweredProgram, values: torch.Tensor, divisor: int, key: Key) -> bool:
@@ -174,11 +187,17 @@ class Loop:
         """
         if self._under_way:
             return False
+        if self._handed is not None:  # its caller was interrupted, and has let go of its values
+            self._loop[w.FAULT] = self._loop[w.FAULT] or w.F_GIVEN_UP
+            return False
         what = self._address, program.address, values.data_ptr(), divisor
-        name = key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16
         with self._calling:
-            _ARGUMENTS.pack_into(self._arguments, 0, *what, *name, _BRIEF_NS)
-            return bool(call(self._arguments_at) == PROGRAM_DONE)
+            self._handed = program, values
+            _ARGUMENTS.pack_into(self._arguments, 0, *what, *_name(key), _BRIEF_NS)
+            found = call(self._arguments_at)
+            if found != NOTHING:
+                self._handed = None
+        return bool(found == PROGRAM_DONE)
 
     def wait(self, descriptor: int, timeout_s: float) -> None:
         """Go on with what is under way until something is done, or another descriptor is ready.
@@ -220,24 +239,6 @@ class Loop:
             os.close(self._wake)
             self._wake = -1
 
-    def _begin(
-        self,
-        slot: int,
-        program: LoweredProgram,
-        values: torch.Tensor,
-        divisor: int,
-        key: Key,
-        stride: int,
-        priority: int,
-    ) -> None:
-        self._enter(slot, program)
-        name = (key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16)
-        begin(self._address, program.address, values.data_ptr(), divisor, *name, stride, priority)
-
-    def _enter(self, slot: int, program: LoweredProgram) -> None:
-        self._programs[slot] = program.address
-        self._loop[w.PROGRAM_ROOM] = max(int(self._loop[w.PROGRAM_ROOM]), slot + 1)
-
     def _tell(self) -> None:
         """Tell what has failed; nothing is driven any more."""
         self.busy = False
@@ -263,8 +264,8 @@ class Loop:
         loop = self._loop
         loop[w.LINKS], loop[w.LINK_COUNT] = address_of(self._links), len(self._sockets)
         loop[w.POLLFDS], loop[w.PROGRAMS] = address_of(self._pollfds), address_of(self._programs)
-        loop[w.EPOCH] = settings.epoch
-        loop[w.CHUNK_BYTES], loop[w.EARLY_LIMIT] = settings.chunk_bytes, early_bytes
+        loop[w.EPOCH], loop[w.PROGRAM_ROOM] = settings.epoch, _CALLED + 1
+        loop[w.CHUNK_BYTES], loop[w.EARLY_LIMIT] = self._chunk_bytes, early_bytes
         loop[w.POLL_NS], loop[w.SOON] = int(settings.poll_s * _NS), True
         loop[w.WAKE_FD], loop[w.OTHER_FD] = self._wake, -1
         self._addresses = {}
@@ -274,6 +275,11 @@ class Loop:
             row[w.STAGING] = self._staging[number].ctypes.data
             row[w.CHUNK] = self._chunks[number].ctypes.data
             self._addresses[peer] = address_of(row)
+
+
+def _name(key: Key) -> tuple[int, int, int]:
+    """Step, unit and stage of an exchange, as frames bear them."""
+    return key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16
 
 
 class _UnderWay(NamedTuple):

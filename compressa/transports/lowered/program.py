@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from compressa.collectives.lowering import Extent, HopTable, Table
+from compressa.collectives.lowering import SCRATCH, Extent, HopTable, Table
 from compressa.transports.lowered import _words as w
 from compressa.transports.lowered._adds import (
     BFLOAT16,
@@ -18,7 +18,7 @@ from compressa.transports.lowered._adds import (
     INT32,
     INT64,
 )
-from compressa.transports.lowered._memory import WORD_BYTES, address_of, words
+from compressa.transports.lowered._memory import address_of, words
 
 DTYPES = {
     torch.float32: FLOAT32,
@@ -87,11 +87,11 @@ class LoweredProgram:
         self, table: Table, hops: list[HopTable], rows: list[list[int]], dtype: torch.dtype
     ) -> None:
         head = self._head
-        head[w.CHAINS] = self.address + WORD_BYTES * w.PROGRAM_WORDS
-        head[w.HOPS] = head[w.CHAINS] + WORD_BYTES * self._chains.size
-        head[w.ROWS] = head[w.HOPS] + WORD_BYTES * self._hops.size
+        head[w.CHAINS] = self.address + w.WORD_BYTES * w.PROGRAM_WORDS
+        head[w.HOPS] = head[w.CHAINS] + w.WORD_BYTES * self._chains.size
+        head[w.ROWS] = head[w.HOPS] + w.WORD_BYTES * self._hops.size
         head[w.CHAIN_COUNT], head[w.ROW_COUNT] = len(table.chains), len(rows)
-        head[w.BASE + w.SCRATCH] = self._scratch.ctypes.data
+        head[w.BASE + SCRATCH] = self._scratch.ctypes.data
         head[w.DTYPE] = DTYPES[dtype]
         self._rows[:, : w.R_FUSED + 1] = np.array(rows, np.int64).reshape(len(rows), w.R_FUSED + 1)
         begin = 0

@@ -26,13 +26,13 @@ ELEMS = 100
 class Attacked:
     """A rank that waits for a sum with what is a plain socket here."""
 
-    def __init__(self, **how: int) -> None:
+    def __init__(self, name: str = "recursive_doubling", **how: int) -> None:
         near, self.far = socket.socketpair()
         self.end = End(0, {1: near}, **how)
         self.guarded = Guarded(ELEMS, torch.float32, 0)
         self.values = self.guarded.tensor
         self.values.fill_(1.0)
-        self.end.start(self.end.program("recursive_doubling", self.values), self.values, KEY)
+        self.end.start(self.end.program(name, self.values), self.values, KEY)
         self.far.settimeout(5.0)
 
     def failure(self) -> CompressaError:
@@ -126,6 +126,16 @@ def test_frames_of_a_message_come_in_their_order(attacked: Attacked) -> None:
     half = data_of(2.0)[:200]
     attacked.far.sendall(frame(half, message_bytes=400, offset_bytes=200))
     assert "has byte 200 of a message where byte 0 is due" in str(attacked.failure())
+
+
+def test_a_frame_that_cuts_an_element_is_refused_where_it_is_added_as_it_comes() -> None:
+    attacked = Attacked("ring")  # in 52 and 48 elements
+    try:
+        attacked.far.sendall(frame(data_of(2.0)[:6], message_bytes=4 * 48))
+        assert "has 6 bytes at 0" in str(attacked.failure())
+    finally:
+        attacked.end.close()
+        attacked.far.close()
 
 
 def test_frames_are_no_longer_than_a_chunk(attacked: Attacked) -> None:

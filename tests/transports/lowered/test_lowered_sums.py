@@ -61,6 +61,16 @@ def test_sums_have_the_bits_of_the_program(
     assert same_bits([due[0], *values])
 
 
+@pytest.mark.parametrize("chunk_bytes", [1001, 1004, 4099])
+def test_chunks_of_any_length_cut_no_element(chunk_bytes: int) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        values = drawn(2, 3001, dtype, 7)
+        due = values[0] + values[1]
+        with ends(2, chunk_bytes=chunk_bytes) as loops:
+            sum_on(loops, "ring", values, Key(0, 0, 0))
+        assert same_bits([due, *values])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_of_every_dtype_have_the_bits_of_torch(dtype: torch.dtype) -> None:
     for name in ("ring", "round_robin"):
@@ -187,6 +197,40 @@ def test_a_call_that_takes_long_is_gone_on_with() -> None:
         assert near.loop.busy
         side_by_side([partial(near.until, 1), partial(far.sum, other, values[1], Key(1, 0, 0))])
         assert same_bits([due, *values])
+
+
+def test_what_was_handed_over_goes_on_while_others_drive() -> None:
+    with ends(2) as (near, far):
+        values, others = drawn(2, 5000, torch.float32, 3), drawn(2, 500, torch.float32, 4)
+        due, other_due = values[0] + values[1], others[0] + others[1]
+        program, other = near.program("ring", values[0]), near.program("ring", others[0])
+        assert not near.loop.run(program, values[0], 1, Key(1, 0, 0))
+
+        def both() -> None:
+            for key, mine in ((Key(1, 0, 0), values[1]), (Key(1, 1, 0), others[1])):
+                far.sum(far.program("ring", mine), mine, key)
+
+        def other_first() -> None:
+            near.start(other, others[0], Key(1, 1, 0))
+            near.until(1)
+            near.start(program, values[0], Key(1, 0, 0))
+            near.until(2)
+
+        side_by_side([both, other_first])
+        assert near.done == [Key(1, 1, 0), Key(1, 0, 0)]
+        assert same_bits([due, *values])
+        assert same_bits([other_due, *others])
+        assert not near.loop.busy
+
+
+def test_after_a_call_that_nobody_went_on_with_no_call_is_made() -> None:
+    with ends(2) as (near, _):
+        values, others = torch.ones(500), torch.ones(500)
+        assert not near.loop.run(near.program("ring", values), values, 1, Key(1, 0, 0))
+        other = near.program("ring", others)  # the first caller was interrupted
+        assert not near.loop.run(other, others, 1, Key(2, 0, 0))
+        near.start(other, others, Key(2, 0, 0))
+        assert "was interrupted" in str(near.failures[0])
 
 
 def test_a_call_leaves_what_is_under_way_to_its_driver() -> None:
