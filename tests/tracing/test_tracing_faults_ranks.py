@@ -159,7 +159,7 @@ def test_a_rank_that_comes_late_is_waited_for_as_a_peer(two: Group, tmp_path: Pa
 def test_a_thread_that_keeps_the_lock_is_waited_for(two: Group, tmp_path: Path) -> None:
     # Ranks wait for each other, so it need not show on both; without the fault it is below 0.01.
     steps = list(map(of, summaries(two, tmp_path, fault="spins")))
-    assert max(step.lock_s / step.seconds for step in steps) > 0.08, steps
+    assert max(step.lock_s / step.seconds for step in steps) > 0.15, steps
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads cannot be put on a core")
