@@ -12,16 +12,27 @@ from typing import Any
 import torch
 
 from compressa.collectives.algorithms import ALGORITHMS, AllReduce, segmented
+from compressa.collectives.base import Exchange
 from compressa.collectives.lowering import Table, lowered
 from compressa.collectives.rank_group import RankGroup
 from compressa.errors import CompressaError
-from compressa.transports.base import Key
+from compressa.transports.base import Key, Received
+from compressa.transports.frames import Frame, Kind
 from compressa.transports.lowered.loop import Loop
 from compressa.transports.lowered.program import LoweredProgram
 from compressa.transports.settings import Settings
 
 EPOCH, CHUNK_BYTES, EARLY_BYTES = 7, 1 << 12, 1 << 20
+KEY = Key(2, 5, 0)
 PATIENCE_S = 20.0
+
+
+def frame(data: bytes, key: Key = KEY, **fields: int) -> bytes:
+    """A frame of a whole message, but for what is given."""
+    sizes = {"message_bytes": len(data), "offset_bytes": 0, "data_bytes": len(data), **fields}
+    kind = Kind(sizes.pop("kind", Kind.DATA))
+    made = Frame(kind, sizes.pop("epoch", EPOCH), key, **sizes)
+    return bytes(made.pack(memoryview(data))) + data
 
 
 def table_of(name: str, rank: int, size: int, values: torch.Tensor, segments: int = 1) -> Table:
@@ -61,6 +72,18 @@ class End:
         """Begin a program."""
         done = self.done.append
         assert self.loop.start(program, values, divisor, key, 1, priority, lambda: done(key))
+
+    def exchange(self, key: Key, exchange: Exchange, priority: int = 0) -> Received:
+        """Begin an exchange; return what it will have received when it is done."""
+        received: Received = {}
+
+        def over(result: Received | CompressaError) -> None:
+            assert not isinstance(result, CompressaError)
+            received.update(result)
+            self.done.append(key)
+
+        assert self.loop.exchange(key, exchange, priority, over)
+        return received
 
     def until(self, count: int) -> None:
         """Drive until so many programs are done, or something has failed."""

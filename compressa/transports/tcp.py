@@ -1,10 +1,10 @@
 """TcpTransport: named messages over plain TCP sockets, all driven by one thread.
 
-A link to every other rank, no thread of its own: the communication thread's reactor serves the
-sockets, so that between a message's arrival and the next step of its program there is no
-other thread. Sums of plain values are lowered: they have a connection of their own to every other
-rank, which compiled code serves (`transports.lowered`). Where it can not, large ones are left to
-Gloo's all-reduce.
+A link to every other rank, no thread of its own: the communication thread serves the sockets, so
+that between a message's arrival and the next step of its program there is no other thread. Sums of
+plain values, and exchanges that are not striped, have a connection of their own to every other
+rank, which compiled code serves (`transports.lowered`). Where it can not, the reactor serves those
+of `link`, and large sums are left to Gloo's all-reduce.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from compressa.collectives.base import BackendAllReduce, LoweredSum
+from compressa.collectives.base import BackendAllReduce, Exchange, LoweredSum
 from compressa.collectives.lowering import Table
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Done, Key, OnSent, Traffic
+from compressa.transports.base import Done, Key, OnCome, OnSent, Traffic
 from compressa.transports.link import Link
 from compressa.transports.lowered import AVAILABLE
 from compressa.transports.mesh import MeshTransport
@@ -47,7 +47,7 @@ class TcpTransport(MeshTransport):
         early_bytes: Most bytes that one peer may send before anybody waits for them.
         failed: Called once, when a peer is lost or sends nonsense.
         backend_sum: Sums large tensors; None to offer no sums.
-        lowered: A socket for every other rank, for lowered sums; None to lower none.
+        lowered: A socket for every other rank, for compiled code; None for none.
     """
 
     name = "tcp"
@@ -62,8 +62,8 @@ class TcpTransport(MeshTransport):
         backend_sum: BackendSum | None = None,
         lowered: Mapping[int, socket.socket] | None = None,
     ) -> None:
-        striped = any(len(several) > 1 for several in sockets.values())
-        any_order_bytes = settings.chunk_bytes if striped else None
+        self._striped = any(len(several) > 1 for several in sockets.values())
+        any_order_bytes = settings.chunk_bytes if self._striped else None
         super().__init__(
             rank, len(sockets) + 1, settings.epoch, early_bytes, failed, any_order_bytes
         )
@@ -74,7 +74,7 @@ class TcpTransport(MeshTransport):
         if lowered is not None:
             from compressa.transports.lowered.loop import Loop  # brings numba
 
-            self._loop = Loop(rank, lowered, settings, early_bytes, self._sum_failed)
+            self._loop = Loop(rank, lowered, settings, early_bytes, self._loop_failed)
         self._links = {
             peer: Link(several, peer, settings, self.inboxes[peer], self.link_failed, self.leave)
             for peer, several in sockets.items()
@@ -90,13 +90,23 @@ class TcpTransport(MeshTransport):
             reactor.wait_by(self._loop)
 
     def observe(self, on_sent: OnSent | None) -> None:
-        """Have the outboxes report when the kernel has a message's first byte and its last."""
+        """Have it reported when the kernel has a message's first byte and its last."""
         for link in self._links.values():
             link.observe(on_sent)
+        if self._loop is not None:
+            self._loop.observe(on_sent)
+
+    def hear(self, on_come: OnCome | None) -> None:
+        """Have it reported when a message's first byte and its last are here."""
+        super().hear(on_come)
+        if self._loop is not None:
+            self._loop.hear(on_come)
 
     @contextlib.contextmanager
     def batched(self) -> Iterator[None]:
         """Have several messages to a peer leave in one call, when the block ends."""
+        if self._loop is not None:
+            self._loop.hold(True)
         for link in self._links.values():
             link.gather()
         try:
@@ -104,6 +114,8 @@ class TcpTransport(MeshTransport):
         finally:
             for link in self._links.values():
                 link.release()
+            if self._loop is not None:
+                self._loop.hold(False)
 
     @property
     def sums(self) -> bool:
@@ -125,6 +137,16 @@ class TcpTransport(MeshTransport):
         for link in self._links.values():
             link.beat()
 
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
+        """Have the compiled loop exchange; if a call on another thread drives it, soon after."""
+        if self._loop is None or self._striped:
+            super().exchange(key, exchange, priority, done)
+            return
+        for peer in self._gone.intersection(exchange.outgoing):
+            self.must_be_here(peer)
+        if not self._loop.exchange(key, exchange, priority, done):
+            self._again(partial(self.exchange, key, exchange, priority, done))
+
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
@@ -144,18 +166,20 @@ class TcpTransport(MeshTransport):
     def sum(self, key: Key, stride: int, operation: LoweredSum, priority: int, done: Done) -> None:
         """Have the compiled loop run a sum; if a call on another thread drives it, soon after."""
         assert self._loop is not None, "nothing was lowered"
-        assert self._reactor is not None, "attach comes first"
         what = operation.program, operation.values, operation.divisor
         if not self._loop.start(*what, key, stride, priority, lambda: done({})):
-            again = partial(self.sum, key, stride, operation, priority, done)
-            self._reactor.call_at(time.monotonic() + _AGAIN_S, again)
+            self._again(partial(self.sum, key, stride, operation, priority, done))
 
     def sum_now(self, key: Key, operation: LoweredSum) -> bool:
         """Run the compiled loop on this thread, if nobody else does, for a short time."""
         assert self._loop is not None, "nothing was lowered"
         return self._loop.run(operation.program, operation.values, operation.divisor, key)
 
-    def _sum_failed(self, error: CompressaError) -> None:
+    def _again(self, call: Callable[[], None]) -> None:
+        assert self._reactor is not None, "attach comes first"
+        self._reactor.call_at(time.monotonic() + _AGAIN_S, call)
+
+    def _loop_failed(self, error: CompressaError) -> None:
         """Report it, also of a peer that had said goodbye: what it owes will never come."""
         if isinstance(error, PeerLost):
             self._lost.setdefault(error.rank, error)

@@ -156,6 +156,8 @@ def _check_ended(loop: int) -> None:
 
 @lean_nested
 def _flush_all(loop: int) -> None:
+    if peek(loop, w.HELD):
+        return
     for i in range(peek(loop, w.LINK_COUNT)):
         link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
         if (peek(link, w.QUEUE) or peek(link, w.OUT_ROW)) and not peek(link, w.FULL):

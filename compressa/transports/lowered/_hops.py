@@ -100,12 +100,12 @@ def _begin_hop(loop: int, program: int, chain: int) -> int:
     for i in range(first, first + sends + receives):
         row = peek(program, w.ROWS) + _WORD * w.ROW_WORDS * i
         poke(row, w.R_DONE, 0)
+        poke(row, w.R_FROM_NS, 0)
         poke(row, w.R_STAGE, stage)
         poke(row, w.R_CHAIN, chain)
         if i < first + sends:
             _enqueue(loop, program, row)
         elif _take_early(loop, program, row):
-            poke(row, w.R_DONE, peek(row, w.R_BYTES))
             poke(chain, w.C_OPEN, peek(chain, w.C_OPEN) - 1)
     return peek(chain, w.C_OPEN)
 
@@ -126,6 +126,22 @@ def _enqueue(loop: int, program: int, row: int) -> None:
 
 
 @lean_nested
+def fits(loop: int, row: int, total: int) -> bool:
+    """Whether a message may be so long, which is settled with it; else fail."""
+    most = peek(row, w.R_BYTES)
+    if peek(row, w.R_SHORTER) and total < most:
+        poke(row, w.R_BYTES, total)
+    elif total != most:
+        peer = peek(peek(row, w.R_LINK), w.PEER)
+        poke(loop, w.FAULT_NAME_A, name_a(peek(row, w.R_PROGRAM)))
+        poke(loop, w.FAULT_NAME_B, peek(row, w.R_STAGE))
+        fail(loop, w.F_LONG if peek(row, w.R_SHORTER) else w.F_LENGTH, peer, total, most)
+        return False
+    poke(row, w.R_SHORTER, 0)
+    return True
+
+
+@lean_nested
 def _take_early(loop: int, program: int, row: int) -> bool:
     """Take what came before it was waited for, whole or in part; return whether that was all."""
     link, before = peek(row, w.R_LINK), 0
@@ -136,30 +152,44 @@ def _take_early(loop: int, program: int, row: int) -> bool:
     if early == 0:
         return False
     count, came = peek(early, w.E_BYTES), peek(early, w.E_CAME)
-    if count != peek(row, w.R_BYTES):
-        fail(loop, w.F_LENGTH, peek(link, w.PEER), count, peek(row, w.R_BYTES))
-        return False
-    if came < count:  # the rest comes there as well, and is taken with the last of it
+    if not fits(loop, row, count):
         return False
     data = early + _WORD * w.EARLY_WORDS
     if peek(row, w.R_FUSED):
+        if came < count:  # the rest comes there as well, and is taken with the last of it
+            return False
         add(peek(program, w.DTYPE), target(program, row), data, count)
     else:
-        copy_bytes(peek(row, w.R_AT), data, count)
+        copy_bytes(peek(row, w.R_AT), data, came)
+        _redirect(link, early, row)
+    poke(row, w.R_DONE, came)
+    poke(row, w.R_FROM_NS, peek(early, w.E_FROM_NS))
+    poke(row, w.R_UNTIL_NS, peek(early, w.E_UNTIL_NS))
     if before:
         poke(before, w.E_NEXT, peek(early, w.E_NEXT))
     else:
         poke(link, w.EARLY, peek(early, w.E_NEXT))
     poke(link, w.EARLY_BYTES, peek(link, w.EARLY_BYTES) - count)
     free(early)
-    return True
+    return bool(came == count)
+
+
+@lean_nested
+def _redirect(link: int, early: int, row: int) -> None:
+    """Have the frame that is just coming for an early message go on in its receiver's memory."""
+    if peek(link, w.IN_LEFT) and peek(link, w.IN_ROW) == 0 and peek(link, w.IN_EARLY) == early:
+        data = peek(row, w.R_AT) + peek(link, w.IN_OFFSET)
+        came = peek(link, w.IN_AT) - peek(link, w.IN_DATA)
+        copy_bytes(data, peek(link, w.IN_DATA), came)
+        poke(link, w.IN_ROW, row)
+        poke(link, w.IN_DATA, data)
+        poke(link, w.IN_AT, data + came)
 
 
 @lean_nested
 def take_late(loop: int, row: int) -> None:
     """Take a message whose last bytes came when it was waited for already."""
     if _take_early(loop, peek(row, w.R_PROGRAM), row):
-        poke(row, w.R_DONE, peek(row, w.R_BYTES))
         row_done(loop, row)
 
 

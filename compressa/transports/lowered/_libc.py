@@ -31,7 +31,7 @@ _clock_gettime = _external("clock_gettime", _I32, _I32, _I64)
 _errno = _external("__errno_location", _I64)
 
 SOL_SOCKET, SO_RCVLOWAT = 1, 18
-MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
+MSG_DONTWAIT, MSG_NOSIGNAL, MSG_MORE = 0x40, 0x4000, 0x8000
 EINTR, EAGAIN = 4, 11
 POLLIN, POLLOUT = 1, 4
 _CLOCK_MONOTONIC = 1
@@ -59,7 +59,7 @@ def now_ns(spare: int) -> int:
 
 @lean_nested
 def send_two(
-    fd: int, message: int, first: int, first_bytes: int, second: int, second_bytes: int
+    fd: int, message: int, first: int, first_bytes: int, second: int, second_bytes: int, more: bool
 ) -> int:
     """Offer two pieces of memory to a socket in one call; return how much it has taken, or -1.
 
@@ -70,6 +70,7 @@ def send_two(
         first_bytes: How long; may be 0.
         second: Where the second is.
         second_bytes: How long; may be 0.
+        more: Whether something follows at once, which may leave in the same packet.
     """
     iov = message + 8 * MSGHDR_WORDS
     poke(iov, 0, first)
@@ -80,4 +81,5 @@ def send_two(
         poke(message, i, 0)
     poke(message, 2, iov)
     poke(message, 3, 2)
-    return sendmsg(np.int32(fd), message, np.int32(MSG_DONTWAIT | MSG_NOSIGNAL))
+    flags = MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0)
+    return sendmsg(np.int32(fd), message, np.int32(flags))

@@ -7,7 +7,7 @@ from compressa.kernels.cpu._jit import lean_nested
 from . import _words as w
 from ._adds import add
 from ._frames import checked, high, is_frame, is_whole, low, write_header
-from ._hops import fail, name_a, row_done, take_late, target, waiting_row
+from ._hops import fail, fits, name_a, row_done, take_late, target, waiting_row
 from ._libc import (
     EAGAIN,
     EINTR,
@@ -16,6 +16,7 @@ from ._libc import (
     SOL_SOCKET,
     errno,
     malloc,
+    now_ns,
     recv,
     send_two,
     setsockopt,
@@ -51,6 +52,8 @@ def _begin_frame(loop: int, link: int) -> None:
     header = link + _WORD * w.OUT_HEADER
     write_header(header, peek(loop, w.EPOCH), name, peek(row, w.R_STAGE), total, offset, at, count)
     poke(row, w.R_DONE, offset + count)
+    if offset == 0 and peek(loop, w.TIMED):
+        poke(row, w.R_FROM_NS, now_ns(loop + _WORD * w.CLOCK))
     if offset + count == total:
         poke(link, w.QUEUE, peek(row, w.R_NEXT))
     poke(link, w.OUT_ROW, row)
@@ -68,7 +71,8 @@ def _push(loop: int, link: int) -> None:
     header = link + _WORD * w.OUT_HEADER + (w.HEADER_BYTES - header_left)
     data = peek(link, w.OUT_AT) + behind
     spare = loop + _WORD * w.SPARE
-    taken = send_two(peek(link, w.FD), spare, header, header_left, data, count - behind)
+    more = peek(link, w.QUEUE) != 0
+    taken = send_two(peek(link, w.FD), spare, header, header_left, data, count - behind, more)
     if taken < 0:
         why = errno()
         if why == EAGAIN:
@@ -86,7 +90,14 @@ def _push(loop: int, link: int) -> None:
     # A message whose last frame this was is not at the head of the queue any more.
     if peek(row, w.R_DONE) == peek(row, w.R_BYTES):
         poke(loop, w.MESSAGES, peek(loop, w.MESSAGES) + 1)
-        row_done(loop, row)
+        _end_row(loop, row)
+
+
+@lean_nested
+def _end_row(loop: int, row: int) -> None:
+    if peek(row, w.R_FROM_NS):
+        poke(row, w.R_UNTIL_NS, now_ns(loop + _WORD * w.CLOCK))
+    row_done(loop, row)
 
 
 # Receiving
@@ -211,9 +222,11 @@ def _early_of(link: int, a: int, b: int) -> int:
 
 @lean_nested
 def _expect_row(loop: int, link: int, row: int, total: int, offset: int, count: int) -> None:
-    if total != peek(row, w.R_BYTES):
-        fail(loop, w.F_LENGTH, peek(link, w.PEER), total, peek(row, w.R_BYTES))
-    elif offset != peek(row, w.R_DONE):
+    if not fits(loop, row, total):
+        return
+    if offset == 0 and peek(loop, w.TIMED):
+        poke(row, w.R_FROM_NS, now_ns(loop + _WORD * w.CLOCK))
+    if offset != peek(row, w.R_DONE):
         fail(loop, w.F_TURN, peek(link, w.PEER), offset, peek(row, w.R_DONE))
     elif peek(row, w.R_FUSED) and not _is_whole_words(offset, count, total):
         fail(loop, w.F_SIZES, peek(link, w.PEER), count, offset)
@@ -257,8 +270,11 @@ def _expect_early(
         poke(early, w.E_NAME_B, b)
         poke(early, w.E_BYTES, total)
         poke(early, w.E_CAME, 0)
+        poke(early, w.E_FROM_NS, now_ns(loop + _WORD * w.CLOCK) if peek(loop, w.TIMED) else 0)
         poke(link, w.EARLY, early)
     if total != peek(early, w.E_BYTES):
+        poke(loop, w.FAULT_NAME_A, a)
+        poke(loop, w.FAULT_NAME_B, b)
         fail(loop, w.F_LENGTH, peek(link, w.PEER), total, peek(early, w.E_BYTES))
         return
     if offset != peek(early, w.E_CAME):
@@ -280,6 +296,8 @@ def _end_frame(loop: int, link: int) -> None:
         early = peek(link, w.IN_EARLY)
         poke(early, w.E_CAME, peek(early, w.E_CAME) + count)
         if peek(early, w.E_CAME) == peek(early, w.E_BYTES):
+            if peek(early, w.E_FROM_NS):
+                poke(early, w.E_UNTIL_NS, now_ns(loop + _WORD * w.CLOCK))
             late = waiting_row(loop, link, peek(early, w.E_NAME_A), peek(early, w.E_NAME_B))
             if late:
                 take_late(loop, late)
@@ -289,4 +307,4 @@ def _end_frame(loop: int, link: int) -> None:
         add(peek(program, w.DTYPE), target(program, row) + peek(link, w.IN_OFFSET), data, count)
     poke(row, w.R_DONE, peek(row, w.R_DONE) + count)
     if peek(row, w.R_DONE) == peek(row, w.R_BYTES):
-        row_done(loop, row)
+        _end_row(loop, row)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 # The loop itself.
 LINKS, LINK_COUNT, POLLFDS, PROGRAMS, PROGRAM_ROOM = 0, 1, 2, 3, 4
+FAULT_NAME_A, FAULT_NAME_B = 5, 18  # of the message that the first failure is about
 EPOCH, CHUNK_BYTES, POLL_NS, EARLY_LIMIT = 6, 7, 8, 9
 FAULT, FAULT_PEER, FAULT_A, FAULT_B = 10, 11, 12, 13  # the first failure
 DONE_COUNT, DRIVING, WAKE_FD, OTHER_FD = 14, 15, 16, 17
 SENT_BYTES, MESSAGES, CLOCK, CORE_FREE = 19, 20, 21, 23  # CLOCK has two words
 SOON = 37  # whether what was waited for last came soon
+TIMED = 38  # whether anybody wants to know when messages left and came
+HELD = 39  # whether nothing leaves yet
 SPARE = 24  # for the C library: what `send_two` and `ppoll` are given
 LOOP_WORDS = 40
 NOBODY, COMMUNICATION, CALLER = 0, 1, 2  # who is driving
@@ -30,7 +33,8 @@ HEADER_BYTES = 48
 STAGING_BYTES = 4096
 
 # A message that came before anybody waited for it, followed by its bytes.
-E_NEXT, E_NAME_A, E_NAME_B, E_BYTES, E_CAME, EARLY_WORDS = 0, 1, 2, 3, 4, 5
+E_NEXT, E_NAME_A, E_NAME_B, E_BYTES, E_CAME = 0, 1, 2, 3, 4
+E_FROM_NS, E_UNTIL_NS, EARLY_WORDS = 5, 6, 7
 
 # A program: this block, then its chains, hops and rows.
 STATUS, STEP, UNIT, STAGE, STRIDE, PRIORITY = 0, 1, 2, 3, 4, 5
@@ -46,13 +50,16 @@ C_HOP, C_FIRST, C_END, C_OPEN, C_OFFSET, C_BYTES, CHAIN_WORDS = 0, 1, 2, 3, 4, 5
 # A hop: its rows are sends, then receives, then additions.
 H_STAGE, H_FIRST, H_SENDS, H_RECEIVES, H_ADDS, HOP_WORDS = 0, 1, 2, 3, 4, 5
 
-# A row. Of what is fixed: region and offset of its memory, and of what it is added to.
+# A row. Of what is fixed: region and offset of its memory, and of what it is added to; and whether
+# a message may be shorter, until its first frame says how long it is.
 R_LINK, R_REGION, R_OFFSET, R_BYTES, R_TO_REGION, R_TO_OFFSET, R_FUSED = 0, 1, 2, 3, 4, 5, 6
-R_AT, R_DONE, R_NEXT, R_CHAIN, R_PROGRAM, R_STAGE, ROW_WORDS = 7, 8, 9, 10, 11, 12, 13
+R_SHORTER, FIXED_WORDS = 7, 8
+R_AT, R_DONE, R_NEXT, R_CHAIN, R_PROGRAM, R_STAGE = 8, 9, 10, 11, 12, 13
+R_FROM_NS, R_UNTIL_NS, ROW_WORDS = 14, 15, 16  # when its first byte left or came, and its last
 
 # What has failed; 0 for nothing.
 F_LOST, F_MAGIC, F_HEADER, F_EPOCH, F_SIZES, F_DATA = 1, 2, 3, 4, 5, 6
-F_LENGTH, F_EARLY, F_TURN, F_LEFT, F_GIVEN_UP = 7, 8, 9, 10, 11
+F_LENGTH, F_EARLY, F_TURN, F_LEFT, F_GIVEN_UP, F_LONG = 7, 8, 9, 10, 11, 12
 
 CALL_WORDS = 8  # arguments of a call
 WORD_BYTES = 8

@@ -9,6 +9,7 @@ last message is, and no thread has to wake another.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import socket
 import struct
@@ -20,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from compressa.collectives.base import Exchange
 from compressa.collectives.lowering import Table
-from compressa.errors import CompressaError, PayloadError, PeerLost, StateError
-from compressa.transports.base import Key
-from compressa.transports.frames import way
+from compressa.errors import CompressaError, StateError
+from compressa.transports.base import Done, Key, OnCome, OnSent
 from compressa.transports.lowered import _words as w
 from compressa.transports.lowered._drive import (
     FAILED,
@@ -38,22 +39,25 @@ from compressa.transports.lowered._drive import (
 )
 from compressa.transports.lowered._memory import address_of, words
 from compressa.transports.lowered.compile import prepare
-from compressa.transports.lowered.program import DTYPES, LoweredProgram
+from compressa.transports.lowered.failure import failure
+from compressa.transports.lowered.messages import Messages, shape_of
+from compressa.transports.lowered.program import DTYPES, LoweredProgram, name_of, stage_of
 from compressa.transports.settings import Settings, tune
 
-_ROOM = 1024  # programs under way at the same time
+_ROOM = 1 << 16  # programs under way at the same time
 _CALLED = 0  # the slot of what `run` has begun
 _BRIEF_NS = 20_000_000  # what takes longer is for the communication thread, which keeps deadlines
 _WOKEN_S = 1.0
 _PAUSE_S = 0.001
 _ARGUMENTS = struct.Struct(f"<{w.CALL_WORDS}q")
 _NS = 1_000_000_000
+_PRIORITIES = 1 << 24  # in a step
 
 
 class Loop:
-    """Runs lowered sums over a socket to every other rank.
+    """Runs lowered sums and exchanges over a socket to every other rank.
 
-    `start` and `wait` are for the communication thread, `run` is for any other one.
+    `run` is for any thread, all else for the communication thread.
 
     Args:
         rank: This rank.
@@ -94,6 +98,10 @@ class Loop:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._address = address_of(self._loop)
         self._under_way: dict[int, _UnderWay] = {}
+        self._slots: list[int] = []  # that were used; a heap of the free ones
+        self._messages: dict[object, list[Messages]] = {}  # by whom they are with; at rest
+        self._on_sent: OnSent | None = None
+        self._on_come: OnCome | None = None
         self.busy = False
         self._handed: tuple[LoweredProgram, torch.Tensor] | None = None  # and its values are kept
         self._calling, arguments = threading.Lock(), words(w.CALL_WORDS)
@@ -118,8 +126,22 @@ class Loop:
     def core_free(self, free: bool) -> None:
         self._loop[w.CORE_FREE] = free
 
+    def observe(self, on_sent: OnSent | None) -> None:
+        """Have a function called with each message that has left, when its program is done."""
+        self._on_sent = on_sent
+        self._loop[w.TIMED] = not (self._on_sent is None and self._on_come is None)
+
+    def hear(self, on_come: OnCome | None) -> None:
+        """Have a function called with each message that has come, when its program is done."""
+        self._on_come = on_come
+        self._loop[w.TIMED] = not (self._on_sent is None and self._on_come is None)
+
+    def hold(self, held: bool) -> None:
+        """Have nothing leave, or all that waits when the thread drives again."""
+        self._loop[w.HELD] = held
+
     def missing(self, key: Key) -> list[int]:
-        """Return the peers that a sum under way waits for, by the name of its first exchange."""
+        """Return the peers that what is under way waits for, by the name of its first exchange."""
         for each in list(self._under_way.values()):
             if each.key == key:
                 return each.program.missing
@@ -156,22 +178,67 @@ class Loop:
         if self._loop[w.FAULT]:
             self._tell()
             return True
-        if not self._under_way and not take_over(self._address):
+        if not self._drives():
             return False
-        handed = self._handed is not None and self._handed[0] is program
-        free = (i for i in range(_CALLED + 1, _ROOM) if i not in self._under_way)
-        slot = _CALLED if handed else next(free)
-        self._under_way[slot], self.busy = _UnderWay(program, values, key, done), True
-        if handed:
-            self._handed = None
+        under_way = _UnderWay(program, values, key, stride, done)
+        if self._handed is not None and self._handed[0] is program:
+            self._handed, self._under_way[_CALLED] = None, under_way
             if not program.under_way:  # whoever drove meanwhile has brought it to its end
                 self._loop[w.DONE_COUNT] = 1
             return True
-        self._programs[slot] = program.address
-        self._loop[w.PROGRAM_ROOM] = max(int(self._loop[w.PROGRAM_ROOM]), slot + 1)
-        what = self._address, program.address, values.data_ptr(), divisor
-        begin(*what, *_name(key), stride, priority)
+        self._begin(under_way, values.data_ptr(), divisor, priority)
         return True
+
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> bool:
+        """Begin an exchange, unless another thread drives.
+
+        Args:
+            key: Its name.
+            exchange: Its buffers are on the CPU, and lent until `done` is called.
+            priority: As in `start`.
+            done: Called by `wait`, with what was received; in this call if nothing is exchanged.
+
+        Returns:
+            Whether it is under way now, or over, or `failed` was called.
+        """
+        shape = shape_of(exchange)
+        if not any(shape):
+            done(dict(exchange.incoming))
+            return True
+        if self._loop[w.FAULT]:
+            self._tell()
+            return True
+        if not self._drives():
+            return False
+        at_rest = self._messages.setdefault(shape, [])
+        messages = at_rest.pop() if at_rest else Messages(*shape, self._addresses)
+        messages.lend(exchange)
+
+        def received() -> None:
+            result = messages.received()
+            at_rest.append(messages)
+            done(result)
+
+        self._begin(_UnderWay(messages.program, exchange, key, 1, received), 0, 1, priority)
+        return True
+
+    def _drives(self) -> bool:
+        """Whether the communication thread drives, or does from now on."""
+        self.busy = bool(self._under_way) or bool(take_over(self._address))
+        return self.busy
+
+    def _begin(self, under_way: _UnderWay, values: int, divisor: int, priority: int) -> None:
+        if self._slots:
+            slot = heapq.heappop(self._slots)
+        else:
+            slot = int(self._loop[w.PROGRAM_ROOM])
+            if slot == _ROOM:
+                raise StateError(f"more than {_ROOM} exchanges are under way")
+            self._loop[w.PROGRAM_ROOM] = slot + 1
+        program, key = under_way.program.address, under_way.key
+        self._under_way[slot], self._programs[slot] = under_way, program
+        urgency = key.step * _PRIORITIES + priority
+        begin(self._address, program, values, divisor, *name_of(key), under_way.stride, urgency)
 
     def run(self, program: LoweredProgram, values: torch.Tensor, divisor: int, key: Key) -> bool:
         """Run a program on this thread, unless another one drives, or it takes long.
@@ -193,7 +260,7 @@ class Loop:
         what = self._address, program.address, values.data_ptr(), divisor
         with self._calling:
             self._handed = program, values
-            _ARGUMENTS.pack_into(self._arguments, 0, *what, *_name(key), _BRIEF_NS)
+            _ARGUMENTS.pack_into(self._arguments, 0, *what, *name_of(key), _BRIEF_NS)
             found = call(self._arguments_at)
             if found != NOTHING:
                 self._handed = None
@@ -242,23 +309,33 @@ class Loop:
     def _tell(self) -> None:
         """Tell what has failed; nothing is driven any more."""
         self.busy = False
-        self._failed(self._error)
+        self._failed(failure(self._loop, self._rank))
 
     def _report(self) -> None:
         self._loop[w.DONE_COUNT] = 0
         over = [slot for slot, each in self._under_way.items() if not each.program.under_way]
-        done = [self._under_way.pop(slot).done for slot in over]
-        self._programs[over] = 0
+        done = [self._under_way.pop(slot) for slot in over]
+        for slot in over:
+            self._programs[slot] = 0
+            if slot != _CALLED:
+                heapq.heappush(self._slots, slot)
         if not self._under_way:
             self.busy = False
             let_go(self._address)
-        for tell in done:
-            tell()
+        if self._loop[w.TIMED]:
+            for each in done:
+                self._tell_times(each)
+        for each in done:
+            each.done()
 
-    @property
-    def _error(self) -> CompressaError:
-        fault, peer, a, b = self._loop[w.FAULT : w.FAULT + 4].tolist()
-        return _error(fault, peer, a, b, way(peer, self._rank, "tcp"))
+    def _tell_times(self, done: _UnderWay) -> None:
+        """Tell when the messages of a program that is done left and came."""
+        step, unit = done.key[:2]
+        for name, sends, from_ns, until_ns in done.program.times():
+            tell = self._on_sent if sends else self._on_come
+            if tell is not None and 0 < from_ns <= until_ns:
+                # On Linux the clock of the loop is that of `time.perf_counter`.
+                tell(Key(step, unit, *stage_of(name)), from_ns / _NS, until_ns / _NS)
 
     def _fill(self, settings: Settings, early_bytes: int) -> None:
         loop = self._loop
@@ -277,39 +354,11 @@ class Loop:
             self._addresses[peer] = address_of(row)
 
 
-def _name(key: Key) -> tuple[int, int, int]:
-    """Step, unit and stage of an exchange, as frames bear them."""
-    return key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16
-
-
 class _UnderWay(NamedTuple):
-    """A sum that the communication thread drives."""
+    """What the communication thread drives, with the memory that is lent to it."""
 
     program: LoweredProgram
-    values: torch.Tensor
+    lent: object
     key: Key
+    stride: int
     done: Callable[[], None]
-
-
-def _error(fault: int, peer: int, a: int, b: int, path: str) -> CompressaError:
-    """Say what has failed."""
-    if fault == w.F_LOST:
-        why = "in the middle of a frame" if b else os.strerror(a)
-        return PeerLost(peer, f"rank {peer} is lost: its connection was closed ({why})")
-    if fault == w.F_LEFT:
-        return PeerLost(peer, f"rank {peer} is lost: it has left the training")
-    said = {
-        w.F_MAGIC: f"has magic {a & 0xFFFF:#06x} and version {a >> 16 & 0xFF}",
-        w.F_HEADER: "is not what was sent: its checksum is wrong",
-        w.F_EPOCH: f"is of epoch {a}, this is epoch {b}",
-        w.F_SIZES: f"has {a} bytes at {b}",
-        w.F_DATA: "is not what was sent: its checksum is wrong",
-        w.F_LENGTH: f"is of a message of {a} bytes, where {b} are due",
-        w.F_EARLY: f"makes {a} bytes that nobody waits for, more than {b}",
-        w.F_TURN: f"has byte {a} of a message where byte {b} is due",
-    }
-    if fault == w.F_GIVEN_UP:
-        return StateError(
-            "a sum was interrupted, and what it left behind is no state to go on from"
-        )
-    return PayloadError(f"a frame {path} {said[fault]}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 
 from compressa.collectives.lowering import SCRATCH, Extent, HopTable, Table
+from compressa.transports.base import Key
 from compressa.transports.lowered import _words as w
 from compressa.transports.lowered._adds import (
     BFLOAT16,
@@ -43,6 +44,7 @@ class LoweredProgram:
 
     Attributes:
         address: Of its memory.
+        rows: int64 (rows, `ROW_WORDS`): messages and additions, hop after hop.
     """
 
     def __init__(self, table: Table, dtype: torch.dtype, links: Mapping[int, int]) -> None:
@@ -61,7 +63,7 @@ class LoweredProgram:
         self._head, chains, hop_words, row_words = np.split(
             self._words[: sum(sizes)], np.cumsum(sizes)[:-1]
         )
-        self._rows = row_words.reshape(len(rows), w.ROW_WORDS)
+        self.rows = row_words.reshape(len(rows), w.ROW_WORDS)
         self._chains = chains.reshape(len(table.chains), w.CHAIN_WORDS)
         self._hops = hop_words.reshape(len(hops), w.HOP_WORDS)
         self._fill(table, hops, rows, dtype)
@@ -78,10 +80,20 @@ class LoweredProgram:
         for hop, _, end, waits, *_ in self._chains.tolist():
             if hop < end and waits:
                 _, first, sends, receives, _ = self._hops[hop].tolist()
-                for row in self._rows[first : first + sends + receives].tolist():
+                for row in self.rows[first : first + sends + receives].tolist():
                     if row[w.R_DONE] < row[w.R_BYTES]:
                         found.add(self._peers[row[w.R_LINK]])
         return sorted(found)
+
+    def times(self) -> Iterator[tuple[int, bool, int, int]]:
+        """Yield of each message its stage, whether it was sent, and when it began and ended.
+
+        Of those that nobody asked about in time, both are 0 or the end comes first.
+        """
+        for _, first, sends, receives, _ in self._hops.tolist():
+            messages = self.rows[first : first + sends + receives, w.R_STAGE : w.R_UNTIL_NS + 1]
+            for number, (stage, from_ns, until_ns) in enumerate(messages.tolist()):
+                yield stage, number < sends, from_ns, until_ns
 
     def _fill(
         self, table: Table, hops: list[HopTable], rows: list[list[int]], dtype: torch.dtype
@@ -93,7 +105,7 @@ class LoweredProgram:
         head[w.CHAIN_COUNT], head[w.ROW_COUNT] = len(table.chains), len(rows)
         head[w.BASE + SCRATCH] = self._scratch.ctypes.data
         head[w.DTYPE] = DTYPES[dtype]
-        self._rows[:, : w.R_FUSED + 1] = np.array(rows, np.int64).reshape(len(rows), w.R_FUSED + 1)
+        self.rows[:, : w.FIXED_WORDS] = np.array(rows, np.int64).reshape(len(rows), w.FIXED_WORDS)
         begin = 0
         for number, chain in enumerate(table.chains):
             part = table.parts[number]
@@ -114,11 +126,21 @@ def _apart(hop: HopTable) -> list[tuple[Extent, Extent]]:
 
 
 def _rows(hop: HopTable, links: Mapping[int, int]) -> list[list[int]]:
-    rows = [[links[peer], *extent, 0, 0, 0] for peer, extent in hop.sends.items()]
+    rows = [[links[peer], *extent, 0, 0, 0, 0] for peer, extent in hop.sends.items()]
     for peer, extent in hop.receives.items():
         to = hop.fused(peer)
         target = (0, 0, 0) if to is None else (to.region, to.offset_bytes, 1)
-        rows.append([links[peer], *extent, *target])
+        rows.append([links[peer], *extent, *target, 0])
     for to, source in _apart(hop):
-        rows.append([0, *source, to.region, to.offset_bytes, 0])
+        rows.append([0, *source, to.region, to.offset_bytes, 0, 0])
     return rows
+
+
+def name_of(key: Key) -> tuple[int, int, int]:
+    """Return step, unit and stage of an exchange, as frames bear them."""
+    return key.step & 0xFFFFFFFF, key.unit, key.stage | key.part << 16
+
+
+def stage_of(name: int) -> tuple[int, int]:
+    """Return stage and part, as `name_of` puts them together."""
+    return name & 0xFFFF, name >> 16

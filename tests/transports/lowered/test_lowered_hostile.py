@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from _lowered import CHUNK_BYTES, EPOCH, End
+from _lowered import CHUNK_BYTES, EPOCH, KEY, End, frame
 from compressa.kernels.checksums import checksum
 
 from compressa.errors import CompressaError, PayloadError, PeerLost, StateError
@@ -19,7 +19,6 @@ from compressa.transports.lowered import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="compiled sums are for 64-bit Linux")
 
-KEY = Key(2, 5, 0)
 ELEMS = 100
 
 
@@ -51,14 +50,6 @@ def attacked() -> Iterator[Attacked]:
     yield made
     made.end.close()
     made.far.close()
-
-
-def frame(data: bytes, key: Key = KEY, **fields: int) -> bytes:
-    """A frame of a whole message, but for what is given."""
-    sizes = {"message_bytes": len(data), "offset_bytes": 0, "data_bytes": len(data), **fields}
-    kind = Kind(sizes.pop("kind", Kind.DATA))
-    made = Frame(kind, sizes.pop("epoch", EPOCH), key, **sizes)
-    return bytes(made.pack(memoryview(data))) + data
 
 
 def data_of(value: float) -> bytes:
@@ -109,8 +100,8 @@ def test_changed_data_is_refused(attacked: Attacked, at: int) -> None:
     ("fields", "message"),
     [
         ({"epoch": EPOCH + 1}, "is of epoch 8, this is epoch 7"),
-        ({"message_bytes": 4 * ELEMS + 4}, "of a message of 404 bytes, where 400 are due"),
-        ({"offset_bytes": 4, "message_bytes": 4 * ELEMS + 4}, "404 bytes, where 400"),
+        ({"message_bytes": 4 * ELEMS + 4}, "of 404 bytes for unit 5, stage 0 of step 2, where 400"),
+        ({"offset_bytes": 4, "message_bytes": 4 * ELEMS + 4}, "404 bytes for unit 5"),
         ({"message_bytes": 4 * ELEMS - 4}, "has 400 bytes at 0"),
         ({"kind": 1}, "has magic"),
     ],
@@ -165,7 +156,7 @@ def test_a_message_that_came_early_with_another_length_is_refused(attacked: Atta
     attacked.end.loop.wait(-1, 0.05)
     values = torch.ones(ELEMS)
     attacked.end.start(attacked.end.program("recursive_doubling", values), values, Key(3, 0, 0))
-    assert "404 bytes, where 400 are due" in str(attacked.failure())
+    assert "404 bytes for unit 0, stage 0 of step 3, where 400 are due" in str(attacked.failure())
 
 
 def test_a_stream_that_ends_while_it_owes_something_is_a_loss(attacked: Attacked) -> None:
