@@ -183,8 +183,8 @@ class Exchange(Section):
     unit_dense_bytes: UnitBytes | None = Field(
         default=None,
         description="Least bytes of gradient that are summed together where nothing compresses "
-        "them. Not given: 25 MiB, as much as a bucket of DistributedDataParallel; or, where "
-        "schedule.policy is not fifo, as for unit_bytes.",
+        "them. Not given: 25 MiB, and 1 MiB of the first, as much as buckets of "
+        "DistributedDataParallel; or, where schedule.policy is not fifo, as for unit_bytes.",
     )
     entropy_level: Annotated[int, Ge(0), Le(MOST_LEVEL)] = Field(
         default=0,

@@ -174,7 +174,7 @@ def test_units_are_as_large_as_buckets_only_where_nothing_overtakes_unless_they_
     def units(raw: dict[str, Any]) -> UnitSizes:
         return UnitSizes.of(load_config(raw))
 
-    usual = UnitSizes(4 << 20, 128 << 10, 25 << 20)
+    usual = UnitSizes(4 << 20, 128 << 10, 25 << 20, 1 << 20)
     assert units({}) == units({"schedule": {"policy": "fifo"}}) == usual
     assert units({"schedule": {"policy": "auto"}}) == UnitSizes(None, 128 << 10, None)
     given = {"schedule": {"policy": "priority"}, "exchange": {"unit_bytes": "2MiB"}}

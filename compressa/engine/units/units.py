@@ -5,7 +5,8 @@ share a compressor and a dtype are put together until a unit is full; large ones
 their compressor's granularity allows. A unit is full with `unit_bytes` of dense gradient, unless
 so little is left of them after compression that a message would be mostly latency: then it
 goes on to `payload_bytes`, or to `_MOST_UNITS` times the dense size. What is not compressed at
-all has a size of its own: its sums cost less in large pieces.
+all has a size of its own: its sums cost less in large pieces, but for the first, which shall be on
+the wire soon.
 
 Where what is urgent overtakes, and no sizes are given, units are small at both ends: each holds a
 part of what its compressor has left, and no more than half of what came before. What the forward
@@ -31,7 +32,9 @@ from compressa.compressor import Compressor, Granularity
 from compressa.config import Config
 from compressa.parameters import Layout, ParameterInfo, Segment
 
-_UNIT_BYTES, _DENSE_UNIT_BYTES = 4 << 20, 25 << 20  # as DDP's buckets, where order is all the same
+_UNIT_BYTES = 4 << 20
+# As DDP's buckets: what it lays side by side is then summed where it is, as early as DDP would.
+_FIRST_DENSE_BYTES, _DENSE_UNIT_BYTES = 1 << 20, 25 << 20
 _UNIT_PAYLOAD_BYTES = 128 << 10
 _MOST_UNITS = 8  # more would leave nothing to overlap
 _PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left, of all there is
@@ -49,11 +52,13 @@ class UnitSizes(NamedTuple):
             and no more than 3/4 of what is left.
         payload_bytes: Least bytes of it after compression; does not count where that is None.
         dense_bytes: Least bytes of a full unit that is not compressed; None likewise.
+        first_dense_bytes: The same, of the first of them; None for `dense_bytes`.
     """
 
     unit_bytes: int | None = None
     payload_bytes: int = 1
     dense_bytes: int | None = None
+    first_dense_bytes: int | None = None
 
     @classmethod
     def of(cls, config: Config) -> UnitSizes:
@@ -63,10 +68,12 @@ class UnitSizes(NamedTuple):
         """
         exchange = config.exchange
         unit_bytes, dense_bytes = exchange.unit_bytes, exchange.unit_dense_bytes
+        first_bytes = None
         if not config.schedule.overtaking:
             unit_bytes = unit_bytes or _UNIT_BYTES
-            dense_bytes = dense_bytes or _DENSE_UNIT_BYTES
-        return cls(unit_bytes, exchange.unit_payload_bytes, dense_bytes)
+            if dense_bytes is None:
+                first_bytes, dense_bytes = _FIRST_DENSE_BYTES, _DENSE_UNIT_BYTES
+        return cls(unit_bytes, exchange.unit_payload_bytes, dense_bytes, first_bytes)
 
 
 @dataclass(frozen=True)
@@ -96,12 +103,17 @@ class _Group:
         self.total_bytes = self.left_bytes
         self.total_payload_bytes += self.compressor.payload_bytes(parameter.shape)
 
+    def given_bytes(self, sizes: UnitSizes) -> int | None:
+        """Return how many dense bytes units shall have, if that is the same for all."""
+        return sizes.unit_bytes if self.compresses else sizes.dense_bytes
+
     def least_bytes(self, sizes: UnitSizes) -> int:
         """Return how many dense bytes the unit that is being filled shall have."""
-        given = sizes.unit_bytes if self.compresses else sizes.dense_bytes
+        given, taken_bytes = self.given_bytes(sizes), self.total_bytes - self.left_bytes
+        if not (self.compresses or taken_bytes or sizes.first_dense_bytes is None):
+            return sizes.first_dense_bytes
         if given is not None:
             return given
-        taken_bytes = self.total_bytes - self.left_bytes
         shrunk = self.total_bytes / max(self.total_payload_bytes, 1)
         least = min(self.left_bytes / _PART, taken_bytes / _GROWTH)
         least = max(least, self.total_bytes / _LEAST_PART, _LEAST_PAYLOAD_BYTES * shrunk)
@@ -171,7 +183,8 @@ def build_units(
     ready: list[tuple[list[Segment], Compressor]] = []
     for parameter in reversed(parameters):
         group = groups[compressors[parameter.name], parameter.dtype]
-        for segment in _cut(parameter, group.compressor, group.least_bytes(sizes)):
+        cut_bytes = group.given_bytes(sizes) or group.least_bytes(sizes)
+        for segment in _cut(parameter, group.compressor, cut_bytes):
             group.add(segment)
             if group.full(sizes):
                 ready.append((group.take(), group.compressor))
