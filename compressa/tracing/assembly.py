@@ -29,8 +29,13 @@ def assembled(spans: Sequence[Span]) -> list[Span]:
     result: list[Span] = []
     for span in spans:
         if span.stage == "wire":
-            result += _told_apart(span, left.get(_exchange(span), []))
-            result += _arrivals(span, came.pop(_exchange(span), []))
+            names = list(_exchanges(span))
+            if len(names) > 1:
+                result += _hop_by_hop(span, [(name, left.get(name, [])) for name in names])
+            else:
+                result += _told_apart(span, left.get(names[0], []))
+            for name in names:
+                result += _arrivals(span, name, came.pop(name, []))
         elif span.stage not in (LEFT, CAME):
             result.append(span)
     return result
@@ -38,6 +43,12 @@ def assembled(spans: Sequence[Span]) -> list[Span]:
 
 def _exchange(span: Span) -> _Exchange:
     return span.step, span.unit, span.number
+
+
+def _exchanges(span: Span) -> Iterator[_Exchange]:
+    """Those that a span on the wire stands for."""
+    for i in range(span.exchanges):
+        yield span.step, span.unit, span.number + i * span.stride
 
 
 def _messages(spans: Iterable[Span], kind: str) -> dict[_Exchange, list[Interval]]:
@@ -62,9 +73,26 @@ def _told_apart(wire: Span, left: Sequence[Interval]) -> list[Span]:
     return [queued, carried]
 
 
-def _arrivals(wire: Span, came: Sequence[Interval]) -> Iterator[Span]:
+def _hop_by_hop(wire: Span, left: Sequence[tuple[_Exchange, Sequence[Interval]]]) -> Iterator[Span]:
+    """What stands for several exchanges, and of each when it left; what is between is its own."""
+    firsts_s = [begin_s for _, messages in left for begin_s, _ in messages]
+    queued_s = max(min(firsts_s, default=wire.started_s) - wire.started_s, 0.0)
+    queued = wire._replace(
+        stage="queued", seconds=queued_s, waits_for="outbox", size_bytes=0, peers=0
+    )
+    if firsts_s:
+        yield queued
+    yield wire._replace(started_s=queued.ended_s, seconds=wire.seconds - queued_s)
+    for (_, _, number), messages in left:
+        if messages:
+            first_s, last_s = min(messages)[0], max(end_s for _, end_s in messages)
+            seconds = max(wire.ended_s, last_s) - first_s
+            hop = wire._replace(started_s=first_s, seconds=seconds, sent_s=last_s)
+            yield hop._replace(number=number, size_bytes=0, peers=0, exchanges=1)
+
+
+def _arrivals(wire: Span, name: _Exchange, came: Sequence[Interval]) -> Iterator[Span]:
     """As few as there are; what came in one piece has no length, and tells when it came."""
+    arrival = wire._replace(stage="arrive", number=name[-1], size_bytes=0, peers=0, exchanges=1)
     for begin_s, end_s in merged(came, empty=True):
-        yield wire._replace(
-            stage="arrive", started_s=begin_s, seconds=end_s - begin_s, size_bytes=0, peers=0
-        )
+        yield arrival._replace(started_s=begin_s, seconds=end_s - begin_s)

@@ -57,6 +57,8 @@ class Span(NamedTuple):
         core_s: Where a thread computed or waited, how long it was ready to run and had no core;
             None if unknown.
         calls_s: If training, the time on a core within calls of this package.
+        exchanges: On the wire, for how many exchanges it stands.
+        stride: By how much the numbers of these differ.
     """
 
     stage: str
@@ -75,6 +77,8 @@ class Span(NamedTuple):
     cpu_s: float | None = None
     core_s: float | None = None
     calls_s: float = 0.0
+    exchanges: int = 1
+    stride: int = 1
 
     @property
     def ended_s(self) -> float:

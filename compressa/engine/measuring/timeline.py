@@ -150,6 +150,7 @@ class Timeline:
         self._queued(task, launched_s, "turn")
         self._without_core(self._clocks.read())
         size_bytes, peers = self._load(operation)
+        exchanges = operation.exchanges if isinstance(operation, LoweredSum) else 1
         self.tracer.add(
             Span(
                 "wire",
@@ -161,6 +162,8 @@ class Timeline:
                 task.stage,
                 size_bytes=size_bytes,
                 peers=peers,
+                exchanges=exchanges,
+                stride=task.stride,
             )
         )
 

@@ -83,7 +83,8 @@ class Bundle:
             return (yield from self._as_one(exchanges, turn))
         results = [None] * len(operations)
         each = partial(_into, results)
-        yield Together([each(i, operation) for i, operation in enumerate(operations)], 1)
+        stages = max(getattr(operation, "exchanges", 1) for operation in operations)
+        yield Together([each(i, operation) for i, operation in enumerate(operations)], stages)
         return results
 
     def _as_one(self, exchanges: Sequence[Exchange], turn: int) -> Program[list[Any]]:

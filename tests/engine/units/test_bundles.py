@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from compressa.collectives.base import BackendAllReduce, Compute, Exchange, Program, Together
+from compressa.collectives.base import (
+    BackendAllReduce,
+    Compute,
+    Exchange,
+    LoweredSum,
+    Program,
+    Together,
+)
 from compressa.engine.units.bundles import Bundle
 
 
@@ -115,6 +122,18 @@ def test_units_that_do_different_things_do_them_side_by_side() -> None:
     run(Bundle(range(2), "both").program([unit(0, [3], log), other()]), asked)
     assert [type(each) for each in asked] == [Compute, Together, Exchange, BackendAllReduce]
     assert log == [(0, 0, [1, 2, 3])]
+
+
+def test_sums_side_by_side_have_names_for_all_their_exchanges() -> None:
+    """Else what comes next has the name of a message that a slow rank has not taken yet."""
+
+    def sums(exchanges: int) -> Program[None]:
+        yield LoweredSum(None, torch.zeros(2), exchanges, 8, 1)
+
+    asked: list[Any] = []
+    run(Bundle(range(2), "both").program([sums(3), sums(2)]), asked)
+    (together,) = (each for each in asked if isinstance(each, Together))
+    assert together.stages == 3
 
 
 def test_all_programs_are_closed_when_one_fails() -> None:
