@@ -12,6 +12,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+PATIENCE_S = 600.0
+"""For another host that compiles; a rank that is lost meanwhile is noticed."""
+
 
 def compile_once(what: str, work: Callable[[], object], turn: str = "compressa") -> None:
     """Have the first process of a host compile kernels, and all others load them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,14 +12,19 @@ from unittest import mock
 import torch
 
 from compressa.aggregators.scopes import ScopePayload
-from compressa.collectives.base import Operation
+from compressa.collectives.base import Exchange, Operation
 from compressa.engine.driver import Driver, Task
 from compressa.engine.start import process_groups, startup
 from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.hooks import register
 from compressa.transports import frames
+from compressa.transports.base import Done, Key
+from compressa.transports.lowered import _words
+from compressa.transports.lowered.loop import Loop
 
 Strike = Callable[[], None]
+Due = Callable[[frames.Frame, memoryview], tuple[str, int] | None]
+_SOME, _WRITABLE_S = 400, 5.0
 _FIELDS = (0, 2, 4, 20)  # bytes of the magic, the version, the epoch and the message's length
 
 
@@ -91,7 +97,7 @@ def on_payloads(due: Callable[[int], int | None]) -> Iterator[None]:
 
 
 @contextmanager
-def on_frames(due: Callable[[frames.Frame, memoryview], tuple[str, int] | None]) -> Iterator[None]:
+def on_frames(due: Due) -> Iterator[None]:
     """Flip bits of frames that leave.
 
     Args:
@@ -111,7 +117,30 @@ def on_frames(due: Callable[[frames.Frame, memoryview], tuple[str, int] | None])
             header[_FIELDS[variant % len(_FIELDS)]] ^= 8
         return header
 
-    with mock.patch.object(frames.Frame, "pack", broken):
+    with mock.patch.object(frames.Frame, "pack", broken), _on_compiled(due):
+        yield
+
+
+@contextmanager
+def _on_compiled(due: Due) -> Iterator[None]:
+    """Where compiled code sends, a broken frame goes before what it sends."""
+    exchange = Loop.exchange
+
+    def broken(self: Loop, key: Key, messages: Exchange, priority: int, done: Done) -> bool:
+        epoch = int(self._loop[_words.EPOCH])
+        for peer, buffer in messages.outgoing.items():
+            data = buffer[:_SOME].numpy().data
+            frame = frames.Frame(frames.Kind.DATA, epoch, key, buffer.numel(), 0, len(data))
+            kind, variant = due(frame, data) or ("", 0)
+            if kind:
+                header = frame.pack(_changed(data) if kind == "flip" else data)
+                if kind == "header":
+                    header[_FIELDS[variant % len(_FIELDS)]] ^= 8
+                select.select([], [self._sockets[peer]], [], _WRITABLE_S)
+                self._sockets[peer].send(bytes(header) + bytes(data))
+        return exchange(self, key, messages, priority, done)
+
+    with mock.patch.object(Loop, "exchange", broken):
         yield
 
 

@@ -240,6 +240,9 @@ def too_much_early(*, limit_bytes: int, size: int, kind: str = "tcp", within_s: 
         if transport.rank == 0:
             exchange = Exchange({1: message(0, 1, 0, size)}, {})
             transport.exchange(Key(0, 0, 0), exchange, 0, answers.done(Key(0, 0, 0)))
+        else:  # it looks for something else, which never comes
+            exchange = Exchange({}, {0: torch.zeros(1, dtype=torch.uint8)})
+            transport.exchange(Key(0, 1, 0), exchange, 0, answers.done(Key(0, 1, 0)))
         until(lambda: failures or transport.rank == 0, within_s)
         dist.barrier()
         return str(failures[0]) if failures and transport.rank == 1 else ""

@@ -19,10 +19,9 @@ from compressa.config import Config
 from compressa.engine.session import Session
 from compressa.engine.units.lockstep import Lockstep
 from compressa.engine.units.phase import breakpoints
-from compressa.kernels.compiled import compile_once
+from compressa.kernels.compiled import PATIENCE_S, compile_once
 from compressa.parameters import ParameterInfo
 
-_PATIENCE_S = 600.0  # for another host that compiles; a rank that is lost meanwhile is noticed
 _MOST_RANKS = 4  # how codecs are exchanged does not depend on how many more there are
 _SIDE = 400
 _ELEMS = _SIDE * _SIDE  # more than any kernel takes for few
@@ -53,7 +52,7 @@ def compile_together(
     session.all_gather(b"", "opened transport", config.exchange.start_wait_s)
     if session.device_stream.device.type == "cpu":
         compile_kernels(parameters, compressors, config, session.size)
-    session.all_gather(b"", "compiled kernels", config.exchange.deadline_s + _PATIENCE_S)
+    session.all_gather(b"", "compiled kernels", config.exchange.deadline_s + PATIENCE_S)
 
 
 def compile_kernels(

@@ -21,6 +21,7 @@ import torch
 from compressa.collectives.base import BackendAllReduce, Exchange, LoweredSum
 from compressa.collectives.lowering import Table
 from compressa.errors import CompressaError, PeerLost
+from compressa.kernels.compiled import PATIENCE_S
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, OnCome, OnSent, Traffic
 from compressa.transports.link import Link
@@ -261,7 +262,7 @@ def open_tcp(setup: Setup) -> TcpTransport:
     lowers = AVAILABLE and not (settings.authenticated or paced)
     if lowers:
         _prepare()
-    everywhere = setup.all_gather(b"%d" % lowers, "compiled loops", setup.start_s)
+    everywhere = setup.all_gather(b"%d" % lowers, "compiled loops", setup.start_s + PATIENCE_S)
     lowers = all(answer == b"1" for answer in everywhere)
     sockets = connect_mesh(
         setup.rank,

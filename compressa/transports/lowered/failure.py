@@ -20,22 +20,24 @@ def failure(loop: np.ndarray, rank: int) -> CompressaError:
         rank: This rank.
     """
     fault, peer, a, b = loop[w.FAULT : w.FAULT_B + 1].tolist()
-    name, path = int(loop[w.FAULT_NAME_A]), way(peer, rank, "tcp")
-    stage, _ = stage_of(int(loop[w.FAULT_NAME_B]))
+    name, (stage, _) = int(loop[w.FAULT_NAME_A]), stage_of(int(loop[w.FAULT_NAME_B]))
     if fault == w.F_LOST:
         why = "in the middle of a frame" if b else os.strerror(a)
         return PeerLost(peer, f"rank {peer} is lost: its connection was closed ({why})")
     if fault == w.F_LEFT:
         return PeerLost(peer, f"rank {peer} is lost: it has left the training")
-    what = f"for unit {name >> 32}, stage {stage} of step {name & 0xFFFFFFFF}"
+    if fault in (w.F_LENGTH, w.F_LONG):
+        most, unit, step = "at most " if fault == w.F_LONG else "", name >> 32, name & 0xFFFFFFFF
+        return PayloadError(
+            f"rank {peer} sends {a} bytes for unit {unit}, stage {stage} of step {step}, "
+            f"where {most}{b} are due"
+        )
     said = {
         w.F_MAGIC: f"has magic {a & 0xFFFF:#06x} and version {a >> 16 & 0xFF}",
         w.F_HEADER: "is not what was sent: its checksum is wrong",
         w.F_EPOCH: f"is of epoch {a}, this is epoch {b}",
         w.F_SIZES: f"has {a} bytes at {b}",
         w.F_DATA: "is not what was sent: its checksum is wrong",
-        w.F_LENGTH: f"is of a message of {a} bytes {what}, where {b} are due",
-        w.F_LONG: f"is of a message of {a} bytes {what}, where at most {b} are due",
         w.F_EARLY: f"makes {a} bytes that nobody waits for, more than {b}",
         w.F_TURN: f"has byte {a} of a message where byte {b} is due",
     }
@@ -43,4 +45,4 @@ def failure(loop: np.ndarray, rank: int) -> CompressaError:
         return StateError(
             "a sum was interrupted, and what it left behind is no state to go on from"
         )
-    return PayloadError(f"a frame {path} {said[fault]}")
+    return PayloadError(f"a frame {way(peer, rank, 'tcp')} {said[fault]}")

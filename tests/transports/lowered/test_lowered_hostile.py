@@ -100,7 +100,10 @@ def test_changed_data_is_refused(attacked: Attacked, at: int) -> None:
     ("fields", "message"),
     [
         ({"epoch": EPOCH + 1}, "is of epoch 8, this is epoch 7"),
-        ({"message_bytes": 4 * ELEMS + 4}, "of 404 bytes for unit 5, stage 0 of step 2, where 400"),
+        (
+            {"message_bytes": 4 * ELEMS + 4},
+            "rank 1 sends 404 bytes for unit 5, stage 0 of step 2, where 400",
+        ),
         ({"offset_bytes": 4, "message_bytes": 4 * ELEMS + 4}, "404 bytes for unit 5"),
         ({"message_bytes": 4 * ELEMS - 4}, "has 400 bytes at 0"),
         ({"kind": 1}, "has magic"),

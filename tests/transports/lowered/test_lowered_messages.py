@@ -138,7 +138,7 @@ def test_what_is_too_long_is_refused_and_nothing_is_written(
     receiver.end.until(1)
     (failure,) = receiver.end.failures
     assert isinstance(failure, PayloadError)
-    assert f"of 400 bytes for unit 5, stage 0 of step 2, {what} due" in str(failure)
+    assert f"rank 1 sends 400 bytes for unit 5, stage 0 of step 2, {what} due" in str(failure)
     assert (guarded.tensor == 7).all()
     assert guarded.intact
 
