@@ -41,6 +41,8 @@ _PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left
 _GROWTH = 2  # nor more than one of so many of what came before
 _MOST_OF_REST = 0.75  # so that what forward needs first does not wait for others
 _LEAST_PAYLOAD_BYTES = 64 << 10  # takes a fast link as long as a message takes the processor
+# Takes kernels as long as a unit takes the interpreter, whose code is not in the cache.
+_LEAST_DENSE_BYTES, _LARGEST_LEAST = 1 << 20, 8
 
 
 class UnitSizes(NamedTuple):
@@ -48,8 +50,8 @@ class UnitSizes(NamedTuple):
 
     Attributes:
         unit_bytes: Least dense bytes of a full unit; None: 1/16 of what its compressor has left
-            but no more than half of what came before, 1/64 of all, and 64 KiB after compression;
-            and no more than 3/4 of what is left.
+            but no more than half of what came before; at least 1/64 of all, 1 MiB or 1/8 of all of
+            what is compressed, and 64 KiB after that; and no more than 3/4 of what is left.
         payload_bytes: Least bytes of it after compression; does not count where that is None.
         dense_bytes: Least bytes of a full unit that is not compressed; None likewise.
         first_dense_bytes: The same, of the first of them; None for `dense_bytes`.
@@ -117,6 +119,8 @@ class _Group:
         shrunk = self.total_bytes / max(self.total_payload_bytes, 1)
         least = min(self.left_bytes / _PART, taken_bytes / _GROWTH)
         least = max(least, self.total_bytes / _LEAST_PART, _LEAST_PAYLOAD_BYTES * shrunk)
+        if self.compresses:
+            least = max(least, min(_LEAST_DENSE_BYTES, self.total_bytes / _LARGEST_LEAST))
         return max(1, int(min(least, _MOST_OF_REST * self.left_bytes)))
 
     def add(self, segment: Segment) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import Int8, NoCompression, OneBit, TopK
 from compressa.compressor import Compressor, Granularity
+from compressa.config import load_config
 from compressa.engine.units.units import Unit, UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 
@@ -28,7 +29,7 @@ def models(draw: st.DrawFn) -> Model:
 
 
 counts = st.sampled_from([1, 100, 1000, 1 << 14])
-unit_sizes = st.builds(UnitSizes, st.none() | counts, counts, st.none() | counts)
+unit_sizes = st.builds(UnitSizes, *[st.none() | counts, counts, *[st.none() | counts] * 2])
 
 
 @settings(max_examples=80)
@@ -134,6 +135,26 @@ def test_what_comes_first_and_what_is_needed_first_has_units_of_its_own() -> Non
     assert ["0.weight"] in names
     assert ["0.bias"] in names
     assert len(names) <= 40
+
+
+def test_the_first_dense_unit_is_that_of_ddp_and_no_parameter_is_cut_for_it() -> None:
+    """Of a bias, and of layers of 4 MiB, as DDP puts them into buckets of 1 and 25 MiB."""
+    parameters = [ParameterInfo(i, f"w{i}", (1 << 20,)) for i in range(9)]
+    parameters.append(ParameterInfo(9, "bias", (100,)))
+    sizes = UnitSizes.of(load_config({"compressor": "none"}))
+    for compressor, due in ((NoCompression(), [2, 7, 1]), (Int8(), [2, 1, 1, 1, 1, 1, 1, 1, 1])):
+        units = build_units(parameters, {p.name: compressor for p in parameters}, sizes)
+        assert [len(unit.layout.segments) for unit in units] == due
+
+
+def test_what_is_compressed_has_a_mebibyte_or_an_eighth_of_a_small_model() -> None:
+    for count, most in ((48, 24), (8, 14)):
+        parameters = [ParameterInfo(i, f"w{i}", (256, 256)) for i in range(count)]
+        units = build_units(parameters, {p.name: Int8() for p in parameters}, UnitSizes())
+        total = sum(map(dense_bytes, units))
+        least = min(1 << 20, total // 8)
+        assert all(dense_bytes(unit) >= least for unit in units[:-2])
+        assert len(units) <= most
 
 
 def test_small_models_and_large_ones_have_about_as_many_units() -> None:
