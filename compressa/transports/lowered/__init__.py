@@ -1,8 +1,9 @@
-"""Lowered sums: hop after hop over sockets, in compiled code that needs no interpreter lock.
+"""Lowered: hop after hop over sockets, in compiled code that needs no interpreter lock.
 
-collectives/lowering.py   a program -> a table of hops                once per layout, in Python
-program.py                the table in memory, with what is under way
-loop.py                   sockets and memory of a transport           Python's side
+collectives/lowering.py   a sum's program -> a table of hops          once per layout, in Python
+program.py                a table in memory, with what is under way
+messages.py               an exchange -> a table of one hop           filled in each time
+loop.py, failure.py       sockets and memory of a transport           Python's side
 _drive.py                 waits, and goes on with what has come       compiled, as all below
 _links.py                 frames to and from one peer
 _hops.py                  what a table's hops send, hear and add
@@ -12,4 +13,4 @@ _adds.py, _frames.py, _memory.py, _libc.py
 import sys
 
 AVAILABLE = sys.platform == "linux" and sys.maxsize > 1 << 32 and sys.byteorder == "little"
-"""Whether there are such sums here: their calls of the C library are those of 64-bit Linux."""
+"""Whether there is such code here: its calls of the C library are those of 64-bit Linux."""

@@ -1,4 +1,4 @@
-"""Loop: the sockets and memory of a transport's lowered sums, and who drives them.
+"""Loop: the sockets and memory of what a transport has compiled code do, and who drives it.
 
 One thread at a time drives: it waits in compiled code for sockets and goes on with what has come,
 until a program is done. Mostly that is the communication thread, which waits there for all else as
