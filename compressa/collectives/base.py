@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -38,6 +38,7 @@ class Exchange:
     exact: bool = True
     capacity_bytes: Mapping[int, int] = field(default_factory=dict)
     grace_s: float = 0.0
+    exchanges: ClassVar[int] = 1
 
     @property
     def outgoing_bytes(self) -> int:
@@ -50,6 +51,7 @@ class BackendAllReduce:
     """Sum a tensor over all ranks, in place, with the backend's own all-reduce."""
 
     tensor: torch.Tensor
+    exchanges: ClassVar[int] = 1
 
 
 class LoweredSum(NamedTuple):
@@ -88,6 +90,7 @@ class Compute:
     work: Callable[[], Any]
     stage: str
     quick: bool = False
+    exchanges: ClassVar[int] = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,12 @@ class Together:
     programs: Sequence[Program[None]]
     stages: int
 
+    @property
+    def exchanges(self) -> int:
+        """How many all of them ask for."""
+        return self.stages * len(self.programs)
+
 
 Operation = Exchange | BackendAllReduce | LoweredSum | Compute | Together
+"""Of each, `exchanges` says how many names of messages it takes."""
 Program = Generator[Operation, Any, T]

@@ -276,7 +276,7 @@ class Driver:
     def _spread(self, task: Task, operation: Together) -> None:
         """Start programs side by side; the first stages of all come before the second of any."""
         first, count = task.stage, len(operation.programs)
-        task.stage += count * operation.stages * task.stride
+        task.stage += operation.exchanges * task.stride
         under_way = set(range(count))
 
         def finished(index: int, error: BaseException | None) -> None:
@@ -347,8 +347,7 @@ class Driver:
         ended_s = self._now_s()
         self._observe(task, operation, started_s, ended_s - started_s)
         task.idle_since_s = ended_s
-        exchanges = operation.exchanges if isinstance(operation, LoweredSum) else 1
-        task.stage += task.stride * exchanges
+        task.stage += task.stride * operation.exchanges
         if self._early:
             self._reported.append((task, operation, result))
             self._land()

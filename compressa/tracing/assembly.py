@@ -30,10 +30,7 @@ def assembled(spans: Sequence[Span]) -> list[Span]:
     for span in spans:
         if span.stage == "wire":
             names = list(_exchanges(span))
-            if len(names) > 1:
-                result += _hop_by_hop(span, [(name, left.get(name, [])) for name in names])
-            else:
-                result += _told_apart(span, left.get(names[0], []))
+            result += _told_apart(span, [(name, left.get(name, [])) for name in names])
             for name in names:
                 result += _arrivals(span, name, came.pop(name, []))
         elif span.stage not in (LEFT, CAME):
@@ -59,36 +56,33 @@ def _messages(spans: Iterable[Span], kind: str) -> dict[_Exchange, list[Interval
     return found
 
 
-def _told_apart(wire: Span, left: Sequence[Interval]) -> list[Span]:
-    if not left:
-        return [wire]
-    first_s, last_s = (
-        min(max(time_s, wire.started_s), wire.ended_s)
-        for time_s in (min(begin for begin, _ in left), max(end for _, end in left))
-    )
-    queued = wire._replace(
-        stage="queued", seconds=first_s - wire.started_s, waits_for="outbox", size_bytes=0, peers=0
-    )
-    carried = wire._replace(started_s=first_s, seconds=wire.ended_s - first_s, sent_s=last_s)
-    return [queued, carried]
-
-
-def _hop_by_hop(wire: Span, left: Sequence[tuple[_Exchange, Sequence[Interval]]]) -> Iterator[Span]:
-    """What stands for several exchanges, and of each when it left; what is between is its own."""
+def _told_apart(wire: Span, left: Sequence[tuple[_Exchange, Sequence[Interval]]]) -> Iterator[Span]:
+    """The time in the outbox; then the rest, and when the last byte had left: hop by hop."""
     firsts_s = [begin_s for _, messages in left for begin_s, _ in messages]
-    queued_s = max(min(firsts_s, default=wire.started_s) - wire.started_s, 0.0)
-    queued = wire._replace(
-        stage="queued", seconds=queued_s, waits_for="outbox", size_bytes=0, peers=0
+    if not firsts_s:
+        yield wire
+        return
+    first_s = min(max(min(firsts_s), wire.started_s), wire.ended_s)
+    waited_s = first_s - wire.started_s
+    yield wire._replace(
+        stage="queued", seconds=waited_s, waits_for="outbox", size_bytes=0, peers=0, exchanges=1
     )
-    if firsts_s:
-        yield queued
-    yield wire._replace(started_s=queued.ended_s, seconds=wire.seconds - queued_s)
+    carried = wire._replace(started_s=first_s, seconds=wire.ended_s - first_s)
+    if len(left) == 1:
+        yield _sent(carried, left[0][1])
+        return
+    yield carried
     for (_, _, number), messages in left:
         if messages:
-            first_s, last_s = min(messages)[0], max(end_s for _, end_s in messages)
-            seconds = max(wire.ended_s, last_s) - first_s
-            hop = wire._replace(started_s=first_s, seconds=seconds, sent_s=last_s)
-            yield hop._replace(number=number, size_bytes=0, peers=0, exchanges=1)
+            begin_s = min(max(min(messages)[0], first_s), wire.ended_s)
+            hop = carried._replace(number=number, size_bytes=0, peers=0, exchanges=1)
+            hop = hop._replace(started_s=begin_s, seconds=wire.ended_s - begin_s)
+            yield _sent(hop, messages)
+
+
+def _sent(wire: Span, messages: Sequence[Interval]) -> Span:
+    last_s = max(end_s for _, end_s in messages)
+    return wire._replace(sent_s=min(max(last_s, wire.started_s), wire.ended_s))
 
 
 def _arrivals(wire: Span, name: _Exchange, came: Sequence[Interval]) -> Iterator[Span]:

@@ -144,7 +144,8 @@ class TcpTransport(MeshTransport):
             super().exchange(key, exchange, priority, done)
             return
         for peer in self._gone.intersection(exchange.outgoing):
-            self.must_be_here(peer)
+            if exchange.outgoing[peer].numel():
+                self.must_be_here(peer)
         if not self._loop.exchange(key, exchange, priority, done):
             self._again(partial(self.exchange, key, exchange, priority, done))
 
@@ -229,6 +230,8 @@ class TcpTransport(MeshTransport):
                 self.attach(reactor)
                 self.close(timeout_s)
             return
+        if self._loop is not None:
+            self._loop.finish()
         for link in self._links.values():
             link.finish()
         end_s = time.monotonic() + timeout_s
@@ -244,7 +247,7 @@ class TcpTransport(MeshTransport):
 
 
 def _prepare() -> None:
-    """Compile or load what runs lowered sums, while few files are open."""
+    """Compile or load the loop, while few files are open."""
     from compressa.transports.lowered.compile import prepare
 
     prepare()

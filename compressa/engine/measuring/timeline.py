@@ -150,7 +150,6 @@ class Timeline:
         self._queued(task, launched_s, "turn")
         self._without_core(self._clocks.read())
         size_bytes, peers = self._load(operation)
-        exchanges = operation.exchanges if isinstance(operation, LoweredSum) else 1
         self.tracer.add(
             Span(
                 "wire",
@@ -162,7 +161,7 @@ class Timeline:
                 task.stage,
                 size_bytes=size_bytes,
                 peers=peers,
-                exchanges=exchanges,
+                exchanges=operation.exchanges,
                 stride=task.stride,
             )
         )

@@ -83,7 +83,7 @@ class Bundle:
             return (yield from self._as_one(exchanges, turn))
         results = [None] * len(operations)
         each = partial(_into, results)
-        stages = max(getattr(operation, "exchanges", 1) for operation in operations)
+        stages = max(operation.exchanges for operation in operations)
         yield Together([each(i, operation) for i, operation in enumerate(operations)], stages)
         return results
 

@@ -112,8 +112,9 @@ class _Group:
     def least_bytes(self, sizes: UnitSizes) -> int:
         """Return how many dense bytes the unit that is being filled shall have."""
         given, taken_bytes = self.given_bytes(sizes), self.total_bytes - self.left_bytes
-        if not (self.compresses or taken_bytes or sizes.first_dense_bytes is None):
-            return sizes.first_dense_bytes
+        first = sizes.first_dense_bytes
+        if first is not None and not (self.compresses or taken_bytes):
+            return first
         if given is not None:
             return given
         shrunk = self.total_bytes / max(self.total_payload_bytes, 1)

@@ -129,12 +129,15 @@ class Loop:
     def observe(self, on_sent: OnSent | None) -> None:
         """Have a function called with each message that has left, when its program is done."""
         self._on_sent = on_sent
-        self._loop[w.TIMED] = not (self._on_sent is None and self._on_come is None)
+        self._time()
 
     def hear(self, on_come: OnCome | None) -> None:
         """Have a function called with each message that has come, when its program is done."""
         self._on_come = on_come
-        self._loop[w.TIMED] = not (self._on_sent is None and self._on_come is None)
+        self._time()
+
+    def _time(self) -> None:
+        self._loop[w.TIMED] = self._on_sent is not None or self._on_come is not None
 
     def hold(self, held: bool) -> None:
         """Have nothing leave, or all that waits when the thread drives again."""
@@ -293,6 +296,12 @@ class Loop:
         while self._loop[w.DRIVING] == w.CALLER and time.monotonic() < end_s:  # it was woken
             time.sleep(_PAUSE_S)
         self._under_way.clear()
+
+    def finish(self) -> None:
+        """End the own streams, behind what the kernel has taken; nobody drives any more."""
+        for link in self._sockets.values():
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Free what is held; nobody drives any more."""

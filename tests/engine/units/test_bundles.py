@@ -136,6 +136,17 @@ def test_sums_side_by_side_have_names_for_all_their_exchanges() -> None:
     assert together.stages == 3
 
 
+def test_programs_side_by_side_within_others_have_names_as_well() -> None:
+    def segmented(segments: int) -> Program[None]:
+        yield Together([unit(i, [4, 4], [], exact=False) for i in range(segments)], 2)
+
+    asked: list[Any] = []
+    run(Bundle(range(2), "both").program([segmented(3), segmented(2)]), asked)
+    outer = next(each for each in asked if isinstance(each, Together))
+    assert outer.stages == 6
+    assert outer.exchanges == 12
+
+
 def test_all_programs_are_closed_when_one_fails() -> None:
     closed = []
 

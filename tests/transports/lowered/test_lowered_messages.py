@@ -196,6 +196,21 @@ def test_a_peer_that_ends_its_stream_owes_what_is_waited_for(receiver: Receiver)
     assert failure.rank == 1
 
 
+def test_who_finishes_has_its_peers_find_what_it_sent_and_then_its_end() -> None:
+    with ends(2) as (one, other):
+        data = random(LONG)
+        one.exchange(KEY, Exchange({1: data}, {}))
+        one.until(1)
+        one.loop.finish()
+        received = other.exchange(KEY, Exchange({}, {0: room(LONG)}))
+        other.until(1)
+        assert as_bytes(received[0]) == as_bytes(data)
+        other.exchange(KEY._replace(stage=1), Exchange({}, {0: room(1)}))
+        other.until(2)
+        (failure,) = other.failures
+        assert isinstance(failure, PeerLost)
+
+
 def test_it_is_told_when_messages_left_and_came(receiver: Receiver) -> None:
     end, told = receiver.end, []
     end.loop.observe(lambda key, first_s, last_s: told.append(("sent", key, first_s, last_s)))
