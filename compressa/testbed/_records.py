@@ -86,7 +86,10 @@ class Record:
         """Inode numbers of the namespaces; empty once the keeper is gone."""
         if self.keeper is None or not self.keeper.alive():
             return []
-        return [os.stat(f"/proc/{self.keeper.pid}/fd/{fd}").st_ino for fd in self.net_fds]
+        try:
+            return [os.stat(f"/proc/{self.keeper.pid}/fd/{fd}").st_ino for fd in self.net_fds]
+        except FileNotFoundError:  # it is ending: its files go before it does
+            return []
 
     def end(self) -> None:
         """Kill every process of the testbed, its keeper last, and forget it.

@@ -18,7 +18,7 @@ import compressa
 from compressa.errors import BackendUnavailable, StateError
 from compressa.testbed import Testbed, list_testbeds, open_testbed, sweep_testbeds
 from compressa.testbed._processes import ProcessId, find_processes
-from compressa.testbed._records import directory
+from compressa.testbed._records import Record, directory
 
 pytestmark = MARKS
 
@@ -136,6 +136,23 @@ def test_the_next_start_sweeps_when_the_keeper_is_killed_too() -> None:
     assert sweep_testbeds() == [mark]
     owner.communicate(timeout=20)
     assert_nothing_left(mark, keeper, marked, stopped)
+
+
+def test_a_keeper_that_has_closed_its_files_and_is_not_gone_yet_has_no_namespaces() -> None:
+    ending = os.open("/dev/null", os.O_RDONLY)
+    os.close(ending)
+    keeper = ProcessId.of(os.getpid())
+    record = Record(
+        mark="m",
+        name="m",
+        kind="netns",
+        link="",
+        hosts=(),
+        owner=None,
+        keeper=keeper,
+        net_fds=(ending,),
+    )
+    assert record.network_inodes() == []
 
 
 def test_a_living_owner_is_not_swept() -> None:
