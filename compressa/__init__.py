@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
+    from compressa.strategies import Strategy, attach
 
     __version__: str
 
@@ -44,8 +45,10 @@ _HOMES = {
     "PeerLost": "compressa.errors",
     "StateError": "compressa.errors",
     "Stats": "compressa.engine.measuring.stats",
+    "Strategy": "compressa.strategies",
     "Timeout": "compressa.errors",
     "TransportError": "compressa.errors",
+    "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
     "load_config": "compressa.config",
     "open_engine": "compressa.hooks",
@@ -65,8 +68,10 @@ __all__ = [
     "PeerLost",
     "StateError",
     "Stats",
+    "Strategy",
     "Timeout",
     "TransportError",
+    "attach",
     "broadcast",
     "load_config",
     "open_engine",

@@ -45,6 +45,7 @@ class ParameterInfo:
         shape: Shape of the parameter; of a complex one that of `as_real`.
         dtype: Dtype of its gradient; of a complex one that of its two parts.
         role: What it does in the model.
+        fragment: Parameters of different fragments are never sent as one.
     """
 
     index: int
@@ -52,6 +53,7 @@ class ParameterInfo:
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     role: Role = Role.WEIGHT
+    fragment: int = 0
 
     @property
     def elems(self) -> int:

@@ -103,6 +103,7 @@ FLOORS = {
     },
     "hooks": {"checkpoint", "compressor", "config", "engine", "tracing", "transports"},
     "overlap": {"compressor", "config", "engine", "hooks"},
+    "strategies": {"aggregators", "config", "engine", "hooks", "overlap"},
     "parameter_server": {
         "aggregators",
         "codecs",
@@ -194,8 +195,10 @@ def test_public_names_are_pinned() -> None:
         "PeerLost",
         "StateError",
         "Stats",
+        "Strategy",
         "Timeout",
         "TransportError",
+        "attach",
         "broadcast",
         "load_config",
         "open_engine",

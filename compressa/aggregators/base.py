@@ -161,6 +161,7 @@ class State:
         vectors: By kind and parameter name.
         merges: How each is redistributed.
         claimed: Names that somebody has asked for since they were taken out of this set.
+        kept: Names of what is never forgotten.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -168,6 +169,7 @@ class State:
         self.vectors: dict[str, torch.Tensor] = {}
         self.merges: dict[str, Merge] = {}
         self.claimed: set[str] = set()
+        self.kept: set[str] = set()
 
     def vector(
         self,
@@ -220,7 +222,7 @@ class State:
 
     def forget(self) -> None:
         """Drop what nobody has claimed; residuals stay, since they are owed to the optimizer."""
-        for key in self.vectors.keys() - self.claimed:
+        for key in self.vectors.keys() - self.claimed - self.kept:
             if not key.startswith("residual/"):
                 del self.vectors[key], self.merges[key]
 

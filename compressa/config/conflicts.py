@@ -50,6 +50,7 @@ def conflicts(config: Settings) -> list[Mistake]:
     found += _trace_conflicts(config)
     found += _secret_conflicts(config)
     found += _warmup_conflicts(config)
+    found += _strategy_conflicts(config)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))
 
@@ -222,6 +223,25 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
     if factor and why:
         text = f'is {factor:g}, but {why}; use exchange.kind = "auto"'
         yield Mistake(("momentum", "factor"), text, (_KIND,))
+
+
+def _strategy_conflicts(config: Settings) -> Iterator[Mistake]:
+    """What supposes that gradients are averaged in each step."""
+    name, place = config.strategy and config.strategy.name, (("strategy", "name"),)
+    if name in (None, "hook", "overlapped"):
+        return
+    if config.momentum.factor:
+        text = (
+            f'is {config.momentum.factor:g}, but strategy.name = "{name}" averages parameters, and '
+            "momentum is each rank's optimizer's; leave it out"
+        )
+        yield Mistake(("momentum", "factor"), text, place)
+    if config.engine.recover:
+        text = (
+            f'is true, but strategy.name = "{name}" can not go on without a lost rank; leave it '
+            "out, and go on from a checkpoint"
+        )
+        yield Mistake(("engine", "recover"), text, place)
 
 
 def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:

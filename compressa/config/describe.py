@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from compressa.config.choices import CHOICES
 from compressa.config.mistakes import MISTAKES, Mistake, Path, nearest, show
 from compressa.config.model import Config
+from compressa.config.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -23,6 +24,11 @@ _BOUNDS = {
     "le": "at most {}",
     "multiple_of": "a multiple of {}",
 }
+_BRANCHES: Mapping[str | int, Mapping[str, type[BaseModel]]] = {
+    "compressor": CHOICES,
+    "strategy": STRATEGIES,
+}
+"""Settings that are told apart by name: what there is of each."""
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -57,7 +63,7 @@ def _written_path(loc: Path, raw: object) -> Path:
     """Return the keys that the user wrote: no union tags, no index into a lone value."""
     path: list[str | int] = []
     for before, part in zip(("", *loc), loc, strict=False):
-        if before == "compressor" and part in CHOICES:
+        if part in _BRANCHES.get(before, ()):
             continue
         if isinstance(part, int) and not isinstance(raw, list | tuple):
             continue
@@ -97,6 +103,24 @@ def _say_missing(error: ErrorDetails) -> str:
 def not_a_compressor(name: str) -> str:
     """Return the sentence that refuses a name, and offers those that there are."""
     return f"{show(name)} is not a compressor{_offer(name, list(CHOICES))}"
+
+
+def _say_branch(error: ErrorDetails) -> str:
+    kind = str(error["loc"][-1])
+    if kind not in _BRANCHES or kind == "compressor":
+        return not_a_compressor(error["ctx"]["tag"])
+    name = error["ctx"]["tag"]
+    return f"{show(name)} is not a {kind}{_offer(name, list(_BRANCHES[kind]))}"
+
+
+def _say_no_branch(error: ErrorDetails) -> str:
+    branches = _BRANCHES.get(error["loc"][-1], CHOICES)
+    return f"has no name; give name = one of {_quoted(list(branches))}"
+
+
+def _say_no_table(error: ErrorDetails) -> str:
+    example = "diloco" if error["loc"][-1] == "strategy" else "int8"
+    return f'must be a table such as {{ name = "{example}" }}, not {show(error["input"])}'
 
 
 def _say_choice(error: ErrorDetails) -> str:
@@ -139,11 +163,9 @@ def _inside(annotation: object) -> Iterator[Any]:
 _SAY: dict[str, Callable[[ErrorDetails], str]] = {
     "extra_forbidden": _say_unknown_key,
     "missing": _say_missing,
-    "union_tag_invalid": lambda error: not_a_compressor(error["ctx"]["tag"]),
-    "union_tag_not_found": lambda _: f"has no name; give name = one of {_quoted(list(CHOICES))}",
-    "model_attributes_type": lambda error: (
-        f'must be a table such as {{ name = "int8" }}, not {show(error["input"])}'
-    ),
+    "union_tag_invalid": _say_branch,
+    "union_tag_not_found": _say_no_branch,
+    "model_attributes_type": _say_no_table,
     "enum": _say_choice,
     "literal_error": _say_choice,
     "greater_than": _say_bounds,
@@ -184,9 +206,10 @@ def _quoted(names: list[str]) -> str:
 def _model_at(loc: list[str | int]) -> type[BaseModel]:
     """Return the model that describes the table at a place."""
     model: type[BaseModel] = Config
-    for part in loc:
-        if part in CHOICES:
-            model = CHOICES[str(part)]
+    for before, part in zip(("", *loc), loc, strict=False):
+        branches = _BRANCHES.get(before, CHOICES)
+        if part in branches:
+            model = branches[str(part)]
         elif isinstance(part, str):
             model = _find_model(model.model_fields[part].annotation) or model
     return model

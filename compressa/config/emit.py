@@ -24,7 +24,9 @@ def config_toml(config: Config) -> str:
     """
     blocks = []
     for name, value in config.model_dump(mode="json").items():
-        if isinstance(value, list):
+        if value is None:
+            blocks.append(f"# [{name}]: not set\n")
+        elif isinstance(value, list):
             blocks += [table_toml(f"[[{name}]]", item) for item in value]
         else:
             blocks.append(table_toml(f"[{name}]", value))

@@ -24,6 +24,7 @@ from compressa.config.sections import (
     Warmup,
     none,
 )
+from compressa.config.strategies import AnyStrategy
 from compressa.config.values import Count
 from compressa.parameters import Role
 
@@ -103,6 +104,11 @@ class Settings(Section):
     momentum: Momentum = Field(default_factory=Momentum)
     warmup: Warmup = Field(default_factory=Warmup)
     dense_below: DenseBelow = Field(default_factory=DenseBelow)
+    strategy: AnyStrategy | None = Field(
+        default=None,
+        description="When ranks meet, and what becomes of it, for compressa.attach; left out: "
+        "in each step, by the hook.",
+    )
     exchange: Exchange = Field(default_factory=Exchange)
     schedule: Schedule = Field(default_factory=Schedule)
     engine: Engine = Field(default_factory=Engine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from compressa.compressor import Compressor
 from compressa.config import Config, Source, assign, load_config, parameter_infos
+from compressa.config.strategies import check_followed
 from compressa.engine.device_stream import DeviceStream, device_stream_of
 from compressa.engine.opening import start_engine
 from compressa.engine.start.process_groups import group_or_world
@@ -69,6 +70,8 @@ def open_handle(
     group: dist.ProcessGroup,
     *,
     policy: str | None = None,
+    strategies: Sequence[str] = (),
+    fragments: Mapping[str, int] | None = None,
     exact: Mapping[str, int] | None = None,
     check: Callable[[Config], None] = lambda config: None,
 ) -> Handle:
@@ -80,14 +83,24 @@ def open_handle(
         tensors: As `open_engine` takes them.
         group: Who takes part.
         policy: `schedule.policy` where the source does not say it; None for the usual one.
-        exact: By name, how many float32 values are submitted besides; never compressed, and first
-            in the order of parameters.
+        strategies: Values of `strategy.name` that the client follows; it may be left out, too.
+        fragments: By name, which tensors are submitted and waited for together; None if all are.
+        exact: By name, how many float32 values are submitted besides, with the last fragment; never
+            compressed, and first in the order of parameters.
         check: Raises a CompressaError if this rank can not take part after all, of which the others
             are told.
     """
-    config, infos, compressors, device_stream, failure = _load(source, tensors, policy, check)
+
+    def check_all(config: Config) -> None:
+        check_followed(config.strategy, caller, strategies)
+        check(config)
+
+    config, infos, compressors, device_stream, failure = _load(source, tensors, policy, check_all)
+    fragments = fragments or {}
+    infos = tuple(replace(p, fragment=fragments.get(p.name, 0)) for p in infos)
     for name, elems in (exact or {}).items():
-        infos = (ParameterInfo(0, name, (elems,)), *(replace(p, index=p.index + 1) for p in infos))
+        own = ParameterInfo(0, name, (elems,), fragment=max(fragments.values(), default=0))
+        infos = (own, *(replace(p, index=p.index + 1) for p in infos))
         compressors |= assign(load_config({"compressor": "none"}), infos[:1])
     engine = start_engine(
         config,

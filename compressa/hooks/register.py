@@ -50,6 +50,7 @@ def register_comm_hook(
         config,
         model.module,
         model.process_group,
+        strategies=["hook"],
         check=lambda _: _check_combined_by_hook(model),
     )
     with handle.closed_on_error():

@@ -60,6 +60,7 @@ def open_overlap(
         module,
         ranks,
         policy=_POLICY,
+        strategies=["overlapped"],
         exact={USED: len(named)} if options.find_unused_parameters else {},
         check=partial(_check, optimizer),
     )

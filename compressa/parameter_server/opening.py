@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from compressa.config import Config, Source, load_config
+from compressa.config.strategies import check_followed
 from compressa.engine.opening import open_session
 from compressa.engine.session import Session
 from compressa.errors import CompressaError
@@ -16,6 +17,8 @@ from compressa.parameter_server.job import Job, place, plan_job
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.server import Server
 from compressa.parameter_server.worker import Worker
+
+_CALLER = "open_parameter_server"
 
 
 def open_parameter_server(
@@ -52,14 +55,13 @@ def open_parameter_server(
     settings, job = Config(), None
     try:
         settings = load_config(config)
+        check_followed(settings.strategy, _CALLER)
         roles = place(group.size(), servers, colocated=colocated)
         job = plan_job(settings, keys, roles, first_step)
     except CompressaError as error:
         failure = error
     elems = job.table.elems if job else 1
-    session = open_session(
-        settings, group, elems, None, failure=failure, caller="open_parameter_server"
-    )
+    session = open_session(settings, group, elems, None, failure=failure, caller=_CALLER)
     with session.closed_on_error():
         assert job is not None  # else the failure was raised, here and on the other ranks
         session.agree(job.facts())

@@ -1,9 +1,9 @@
 """Units: what is compressed and sent as one, worked out once from static facts.
 
 Parameters are walked from the last to the first, as backward readies them. Small ones that
-share a compressor and a dtype are put together until a unit is full; large ones are cut where
-their compressor's granularity allows. A unit is full with `unit_bytes` of dense gradient, unless
-so little is left of them after compression that a message would be mostly latency: then it
+share a compressor, a dtype and a fragment are put together until a unit is full; large ones are cut
+where their compressor's granularity allows. A unit is full with `unit_bytes` of dense gradient,
+unless so little is left of them after compression that a message would be mostly latency: then it
 goes on to `payload_bytes`, or to `_MOST_UNITS` times the dense size. What is not compressed at
 all has a size of its own: its sums cost less in large pieces, but for the first, which shall be on
 the wire soon.
@@ -88,7 +88,7 @@ class Unit:
 
 @dataclass
 class _Group:
-    """Parameters that share a compressor and a dtype, and the unit that is being filled."""
+    """Parameters of a fragment that share a compressor and a dtype, and the unit being filled."""
 
     compressor: Compressor
     dtype: torch.dtype
@@ -158,6 +158,18 @@ class _Group:
         return self.compressor.payload_bytes((elems,)) < elems * self.dtype.itemsize
 
 
+class _Kind(NamedTuple):
+    """What the parameters of a unit have in common."""
+
+    compressor: Compressor
+    dtype: torch.dtype
+    fragment: int
+
+
+def _kind(parameter: ParameterInfo, compressors: Mapping[str, Compressor]) -> _Kind:
+    return _Kind(compressors[parameter.name], parameter.dtype, parameter.fragment)
+
+
 def usual_full(dense_bytes: int, payload_bytes: int) -> bool:
     """Return whether a unit has all that it would have where order is all the same.
 
@@ -184,10 +196,13 @@ def build_units(
     Returns:
         Units in the order in which backward readies them, numbered from 0.
     """
-    groups = _groups(parameters, compressors)
+    groups: dict[_Kind, _Group] = {}
+    for parameter in parameters:
+        kind = _kind(parameter, compressors)
+        groups.setdefault(kind, _Group(kind.compressor, kind.dtype)).count(parameter)
     ready: list[tuple[list[Segment], Compressor]] = []
     for parameter in reversed(parameters):
-        group = groups[compressors[parameter.name], parameter.dtype]
+        group = groups[_kind(parameter, compressors)]
         cut_bytes = group.given_bytes(sizes) or group.least_bytes(sizes)
         for segment in _cut(parameter, group.compressor, cut_bytes):
             group.add(segment)
@@ -195,16 +210,6 @@ def build_units(
                 ready.append((group.take(), group.compressor))
     ready += [(group.take(), group.compressor) for group in groups.values() if group.segments]
     return [Unit(Layout(i, tuple(segments)), c) for i, (segments, c) in enumerate(ready)]
-
-
-def _groups(
-    parameters: Sequence[ParameterInfo], compressors: Mapping[str, Compressor]
-) -> dict[tuple[Compressor, torch.dtype], _Group]:
-    groups: dict[tuple[Compressor, torch.dtype], _Group] = {}
-    for parameter in reversed(parameters):
-        key = (compressors[parameter.name], parameter.dtype)
-        groups.setdefault(key, _Group(*key)).count(parameter)
-    return groups
 
 
 def _cut(parameter: ParameterInfo, compressor: Compressor, unit_bytes: int) -> list[Segment]:

@@ -1,0 +1,184 @@
+"""The section `[strategy]`: when ranks meet, and what becomes of it; one model for each strategy.
+
+`compressa.strategies` does what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator, Field, model_validator
+
+from compressa.config.base import Section
+from compressa.config.mistakes import Mistake, refuse
+from compressa.errors import ConfigError
+
+Every = Annotated[int, Ge(1), Le(1 << 20)]
+"""Steps of the optimizer from one meeting to the next."""
+
+Weight = Annotated[float, Ge(0), Lt(1)]
+Rate = Annotated[float, Gt(0), Le(1e3)]
+
+
+class Hook(Section):
+    """Gradients are averaged in each step, in DistributedDataParallel's backward pass."""
+
+    name: Literal["hook"] = Field(description="Which strategy.")
+
+
+class Overlapped(Section):
+    """Gradients are averaged in each step, which goes on in the next forward pass."""
+
+    name: Literal["overlapped"] = Field(description="Which strategy.")
+
+
+class LocalSGD(Section):
+    """Ranks train by themselves, and average their parameters every so many steps (Stich 2019)."""
+
+    name: Literal["local_sgd"] = Field(description="Which strategy.")
+    every: Every = Field(
+        default=8, description="Steps of the optimizer from one meeting to the next (H)."
+    )
+    adapt: Literal["none", "rate", "link"] = Field(
+        default="none",
+        description="What changes H. rate: max(every, floor((rate_scale / learning rate)^2)), the "
+        "quadratic rule (Gu et al. 2024); link: as many steps as it takes for a meeting to last "
+        "link_share of them, as measured; every is the first H.",
+    )
+    rate_scale: Rate = Field(
+        default=0.02, description="Of adapt = rate: the learning rate at which H would be 1."
+    )
+    link_share: Annotated[float, Gt(0), Le(10)] = Field(
+        default=0.1, description="Of adapt = link: a meeting's time over that of H steps."
+    )
+    longest: Every = Field(default=1024, description="The largest H that adapt may choose.")
+
+    @model_validator(mode="after")
+    def _check(self) -> LocalSGD:
+        if self.adapt != "none" and self.longest < self.every:
+            text = f"is {self.longest}, less than every = {self.every}"
+            refuse([Mistake(("longest",), text, (("every",),))])
+        return self
+
+
+class PostLocalSGD(Section):
+    """As local_sgd, but ranks meet in each step at first (Lin et al. 2020)."""
+
+    name: Literal["post_local_sgd"] = Field(description="Which strategy.")
+    every: Every = Field(
+        default=8, description="Steps from one meeting to the next, after the switch (H)."
+    )
+    after_steps: Annotated[int, Ge(1), Le(1 << 53)] | None = Field(
+        default=None,
+        description="After how many steps the switch is. Not given: when the learning rate of "
+        "every rank is at most half of its first one.",
+    )
+
+
+class DiLoCo(Section):
+    """Ranks train by themselves; an outer optimizer takes what they did as a gradient.
+
+    Douillard et al. 2023; with fragments, overlap_steps and mixing streaming DiLoCo (2025).
+    """
+
+    name: Literal["diloco"] = Field(description="Which strategy.")
+    every: Every = Field(
+        default=100, description="Steps of the inner optimizer from one outer step to the next (H)."
+    )
+    outer_rate: Rate = Field(default=0.7, description="The outer optimizer's learning rate.")
+    outer_momentum: Weight = Field(default=0.9, description="The outer optimizer's momentum.")
+    nesterov: bool = Field(default=True, description="Whether the outer momentum is Nesterov's.")
+    fragments: Annotated[int, Ge(1), Le(1 << 16)] = Field(
+        default=1,
+        description="Into how many parts of about equal size the parameters are cut, which meet "
+        "one after the other, every / fragments steps apart.",
+    )
+    overlap_steps: Annotated[int, Ge(0), Le(1 << 20)] = Field(
+        default=0,
+        description="How many steps go on while a fragment is on its way (tau); at most "
+        "every / fragments.",
+    )
+    mixing: Weight = Field(
+        default=0.0,
+        description="Share of a rank's own values when an outer step's come back (alpha).",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> DiLoCo:
+        found = []
+        if self.fragments > self.every:
+            text = f"is {self.fragments}, but every = {self.every} steps have room for no more"
+            found.append(Mistake(("fragments",), text, (("every",),)))
+        elif self.overlap_steps > self.every // self.fragments:
+            most = self.every // self.fragments
+            text = (
+                f"is {self.overlap_steps}, but fragments meet {most} steps apart, and only one is "
+                f"on its way at a time; use at most {most}, or fewer fragments"
+            )
+            found.append(Mistake(("overlap_steps",), text, (("every",), ("fragments",))))
+        if self.nesterov and not self.outer_momentum:
+            text = "is true, but outer_momentum = 0; set that, or nesterov = false"
+            found.append(Mistake(("nesterov",), text, (("outer_momentum",),)))
+        if found:
+            refuse(found)
+        return self
+
+
+class EASGD(Section):
+    """Ranks train by themselves, drawn to a centre that is drawn to them (Zhang et al. 2015)."""
+
+    name: Literal["easgd"] = Field(description="Which strategy.")
+    every: Every = Field(
+        default=8, description="Steps of the optimizer from one meeting to the next (tau)."
+    )
+    pull: Annotated[float, Gt(0), Le(1)] = Field(
+        default=0.9,
+        description="How far the centre moves to the mean of all ranks in a meeting (beta); each "
+        "of P ranks moves pull / P of the way to the centre (alpha), as in the paper.",
+    )
+
+
+STRATEGIES: dict[str, type[Section]] = {
+    "hook": Hook,
+    "overlapped": Overlapped,
+    "local_sgd": LocalSGD,
+    "post_local_sgd": PostLocalSGD,
+    "diloco": DiLoCo,
+    "easgd": EASGD,
+}
+"""The model of each strategy, by name."""
+
+
+def _table(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+AnyStrategy = Annotated[
+    Annotated[
+        Hook | Overlapped | LocalSGD | PostLocalSGD | DiLoCo | EASGD, Field(discriminator="name")
+    ],
+    BeforeValidator(_table),
+]
+"""Any of them, told apart by name; a name alone stands for all defaults."""
+
+
+def check_followed(
+    strategy: AnyStrategy | None, caller: str, followed: Collection[str] = ()
+) -> None:
+    """Refuse a strategy that a caller does not follow.
+
+    Args:
+        strategy: What the configuration names; None fits everywhere.
+        caller: The function that the user called.
+        followed: Names of those that it follows.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if strategy is not None and strategy.name not in followed:
+        raise ConfigError(
+            f'strategy.name = "{strategy.name}": {caller} does not follow it; call '
+            "compressa.attach, which does, or leave [strategy] out"
+        )

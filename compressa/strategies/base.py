@@ -1,0 +1,134 @@
+"""Strategy: what `compressa.attach` returns, and a training loop calls after each backward pass."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from compressa.config import Config, Source
+from compressa.engine.measuring.stats import Stats
+from compressa.hooks import Handle
+
+
+@dataclass(frozen=True)
+class Training:
+    """What `compressa.attach` was given.
+
+    Attributes:
+        model: As given.
+        optimizer: As given.
+        source: Of the configuration.
+        config: That was read from it.
+        group: Who takes part.
+        scaler: As given.
+        caller: The function that the user called, which errors name.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    source: Source
+    config: Config
+    group: dist.ProcessGroup
+    scaler: Any
+    caller: str
+
+
+class Strategy(ABC):
+    """Trains a model on all ranks; in a `with` statement it is closed at the end.
+
+    Args:
+        model: What the training loop calls.
+        optimizer: Of its parameters.
+        handle: Combines tensors; closed with the strategy.
+        scaler: The `GradScaler`, if losses are scaled.
+
+    Attributes:
+        model: As given.
+        optimizer: As given.
+        handle: As given; for statistics and traces.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, handle: Handle, scaler: Any
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.handle = handle
+        self._scaler = scaler
+
+    def __enter__(self) -> Self:
+        """Return the strategy."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close it; after an error without waiting for the other ranks."""
+        try:
+            self.handle.__exit__(kind, error, trace)
+        finally:
+            self.close()
+
+    @abstractmethod
+    def step(self) -> None:
+        """Take a step of the optimizer, and meet the other ranks if it is time to.
+
+        In place of `optimizer.step()`, and of `scaler.step(optimizer)` and `scaler.update()`.
+
+        Raises:
+            PeerLost: A rank is lost; the same error on all ranks.
+            Timeout: A rank has not come within `exchange.deadline_s`.
+            CompressaError: Ranks could not meet otherwise.
+        """
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Have all ranks hold the same parameters, as for an evaluation or a checkpoint.
+
+        Collective: all ranks call it after the same step.
+
+        Raises:
+            CompressaError: As `step`.
+        """
+
+    def save(self, path: str | Path) -> None:
+        """Write what ranks keep besides model and optimizer, one file per rank. Collective.
+
+        Args:
+            path: A folder on a file system that all ranks share.
+
+        Raises:
+            StateError: Ranks are between two meetings (call `sync` first), or some rank could not
+                write; on every rank.
+        """
+        self.handle.save(path)
+
+    def load(self, path: str | Path) -> None:
+        """Take back what `save` has written; the model's and optimizer's state come from elsewhere.
+
+        Collective. Another number of ranks may read it.
+
+        Raises:
+            StateError: It cannot be read, or is of another model or strategy; on every rank. Or
+                ranks are between two meetings.
+        """
+        self.handle.load(path)
+
+    def stats(self) -> Stats:
+        """Return what was measured on this rank; a step in it is a meeting."""
+        return self.handle.stats()
+
+    def close(self) -> None:
+        """End all threads; the model and the optimizer stay."""
+        self.handle.close()
+
+    def _step_optimizer(self) -> None:
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()

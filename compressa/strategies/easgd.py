@@ -1,0 +1,53 @@
+"""easgd: each rank is drawn to a centre, and the centre to their mean (synchronous EASGD).
+
+Zhang, Choromanska and LeCun, "Deep Learning with Elastic Averaging SGD", NeurIPS 2015. With alpha =
+beta / P: x_i <- x_i - alpha (x_i - x~), x~ <- x~ + beta (mean of x_i - x~). The anchor is the
+centre.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compressa.config.strategies import EASGD
+from compressa.strategies.base import Strategy, Training
+from compressa.strategies.cadence import Always
+from compressa.strategies.periodic import Periodic, Replica, Rule, open_periodic
+
+
+class Elastic(Rule):
+    """Both ends of the spring move by what they were apart.
+
+    Args:
+        pull: Beta.
+        ranks: P.
+    """
+
+    unites = False
+
+    def __init__(self, pull: float, ranks: int) -> None:
+        self._pull = pull
+        self._alpha = pull / ranks
+
+    def meet(self, replicas: Sequence[Replica]) -> None:
+        """Move the rank's own parameters by where the centre was, then the centre."""
+        for replica in replicas:
+            replica.own.lerp_(replica.anchor.to(replica.own.dtype), self._alpha)
+            replica.anchor.add_(replica.difference, alpha=self._pull)
+
+
+def open_easgd(training: Training) -> Strategy:
+    """Open what the section `EASGD` says."""
+    settings = training.config.strategy
+    assert isinstance(settings, EASGD)
+    cadence = Always(settings.every)
+    handle = open_periodic(training, cadence)
+    with handle.closed_on_error():
+        return Periodic(
+            training.model,
+            training.optimizer,
+            handle,
+            training.scaler,
+            rule=Elastic(settings.pull, training.group.size()),
+            cadence=cadence,
+        )

@@ -1,0 +1,49 @@
+"""hook and overlapped: gradients are averaged in each step, so all ranks hold the same values."""
+
+from __future__ import annotations
+
+from torch.nn.parallel import DistributedDataParallel
+
+from compressa.hooks import register_comm_hook
+from compressa.overlap import OverlappedDataParallel
+from compressa.strategies.base import Strategy, Training
+
+
+class EveryStep(Strategy):
+    """A wrapped model has its gradients averaged by the time the optimizer steps."""
+
+    def step(self) -> None:
+        """Take a step of the optimizer."""
+        self._step_optimizer()
+
+    def sync(self) -> None:
+        """Do updates that are due; all ranks hold the same parameters then."""
+        if isinstance(self.model, OverlappedDataParallel):
+            self.model.flush()
+
+    def close(self) -> None:
+        """End all threads."""
+        if isinstance(self.model, OverlappedDataParallel):
+            self.model.close()
+        super().close()
+
+
+def open_hook(training: Training) -> Strategy:
+    """Register the hook with a DistributedDataParallel, which is made unless it is one already."""
+    model, scaler = training.model, training.scaler
+    if not isinstance(model, DistributedDataParallel):
+        model = DistributedDataParallel(model, process_group=training.group)
+    handle = register_comm_hook(model, training.source, scaler=scaler)
+    return EveryStep(model, training.optimizer, handle, scaler)
+
+
+def open_overlapped(training: Training) -> Strategy:
+    """Wrap the model."""
+    model = OverlappedDataParallel(
+        training.model,
+        training.optimizer,
+        training.source,
+        process_group=training.group,
+        scaler=training.scaler,
+    )
+    return EveryStep(model, training.optimizer, model.handle, training.scaler)

@@ -1,0 +1,353 @@
+"""Periodic: ranks train by themselves, and meet every so many steps.
+
+All ranks hold the same *anchor*: the parameters that they agreed on last. In a meeting each hands
+the difference between its own parameters and the anchor to the engine, which compresses and
+averages it, and keeps what was not sent for the next meeting. A *rule* makes the next anchor and
+the parameters to go on with from the mean. That is the same on all ranks, to the bit, and so is the
+anchor.
+
+Fragments of a model meet one after the other, evenly over the H steps of a round, and a fragment's
+mean may be used some steps after it has left; one is on its way at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from compressa.aggregators.base import Merge
+from compressa.config.strategies import STRATEGIES
+from compressa.engine.device_stream import Ticket
+from compressa.errors import StateError
+from compressa.hooks import Handle, broadcast
+from compressa.hooks.opening import open_handle
+from compressa.parameters import ParameterInfo, as_real
+from compressa.strategies.base import Strategy, Training
+from compressa.strategies.cadence import Cadence, Facts
+from compressa.strategies.fragments import begins_after, cut
+from compressa.strategies.refusals import check_local
+
+TOLD = "compressa: told at meetings"
+_PROGRESS = ParameterInfo(0, "compressa: progress", (3,))
+_DIGITS = 1 << 20  # a float32 holds a number below it exactly
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One parameter: what the rank trains, and what all ranks agreed on last.
+
+    Attributes:
+        own: As real values; the parameter's memory.
+        anchor: float32, of the same shape.
+        difference: As `own`; holds the mean over all ranks when a meeting is over.
+    """
+
+    own: torch.Tensor
+    anchor: torch.Tensor
+    difference: torch.Tensor
+
+    def differ(self) -> None:
+        """Write how far the rank has come from the anchor."""
+        if self.own.dtype is torch.float32:
+            torch.sub(self.own, self.anchor, out=self.difference)
+        else:
+            self.difference.copy_(self.own - self.anchor)
+
+
+class Rule(ABC):
+    """What becomes of anchors and parameters when a mean is here.
+
+    Attributes:
+        unites: Whether a rank's parameters are the anchor's then.
+    """
+
+    unites: bool = True
+
+    def prepare(self, replicas: Mapping[str, Replica], handle: Handle) -> None:
+        """Make what is kept from meeting to meeting.
+
+        Args:
+            replicas: All, by parameter name; the rule sees the same ones again.
+            handle: Its engine's state is saved and compared with the anchors.
+        """
+        del replicas, handle
+
+    @abstractmethod
+    def meet(self, replicas: Sequence[Replica]) -> None:
+        """Make the next anchors, and the parameters to go on with.
+
+        Args:
+            replicas: Of a fragment; their differences are means over all ranks.
+        """
+
+
+class Flight(NamedTuple):
+    """A fragment that is on its way."""
+
+    fragment: int
+    ticket: Ticket
+    lands_at: int
+    left_s: float
+
+
+class Periodic(Strategy):
+    """See the module.
+
+    Args:
+        model: The network itself.
+        optimizer: Of its parameters.
+        handle: Open for the model's parameters, and for `TOLD`.
+        scaler: The `GradScaler`, if losses are scaled.
+        rule: For each fragment.
+        cadence: Chooses H.
+        overlap_steps: Steps that are taken while a fragment is on its way.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        handle: Handle,
+        scaler: Any,
+        *,
+        rule: Rule,
+        cadence: Cadence,
+        overlap_steps: int = 0,
+    ) -> None:
+        super().__init__(model, optimizer, handle, scaler)
+        self._rule, self._cadence, self._overlap_steps = rule, cadence, overlap_steps
+        self._anchors = _Anchors(handle.group)
+        handle.attach(self._anchors)
+        replicas = _replicas(model, handle)
+        rule.prepare(replicas, handle)
+        self._fragments = _by_fragment(replicas, handle)
+        self._buffers = _averaged(model)
+        device = handle.engine.device_stream.device
+        self._told = torch.zeros(_told_elems(model, cadence), device=device)
+        self._progress = kept("strategy", _PROGRESS, handle)
+        self._attached_rate = self._rate
+        self._steps = self._taken = self._next = 0
+        self._flight: Flight | None = None
+        self._united = True
+        self._meeting_s, self._begun_s = 0.0, time.monotonic()
+        self.every = cadence.choose(0, ())
+
+    def step(self) -> None:
+        """Take a step of the optimizer; meet the other ranks if it is time to."""
+        self._step_optimizer()
+        self._united = False
+        self._steps += 1
+        self._taken += 1
+        if self._flight is not None and self._steps >= self._flight.lands_at:
+            self._land()
+        count = len(self._fragments)
+        if self._next < count and self._taken >= begins_after(self._next, count, self.every):
+            self._depart(self._overlap_steps)
+
+    def sync(self) -> None:
+        """Meet now, all fragments, and go on from the anchor on all ranks."""
+        if self._flight is not None:
+            self._land()
+        if self._taken or self._next:
+            self._meet()
+        if len(self._fragments) > 1 and not self._united:
+            self._meet()  # those that met first have gone on since
+        self._unite()
+
+    def save(self, path: str | Path) -> None:
+        """Write anchors and what the engine and the rule keep; see `Strategy.save`."""
+        if not self._united:
+            raise StateError(
+                f"strategy.save after step {self._steps}: ranks hold different parameters, and "
+                "only what all agree on is saved; call strategy.sync() first, on all ranks"
+            )
+        super().save(path)
+
+    def load(self, path: str | Path) -> None:
+        """Take back what `save` has written, and begin with its anchor; see `Strategy.load`."""
+        if self._flight is not None or self._next:
+            raise StateError(
+                f"strategy.load after step {self._steps}: some fragments have met in this round, "
+                "and others not; call strategy.sync() first, on all ranks"
+            )
+        super().load(path)
+        self.every, high, low = map(int, self._progress.tolist())
+        self._steps, self._taken = high * _DIGITS + low, 0
+        self._unite()
+
+    def _meet(self) -> None:
+        """Have the fragments that have not met in this round do so, one after the other."""
+        self._depart(0)
+        while self._next:
+            self._depart(0)
+
+    def _unite(self) -> None:
+        with torch.no_grad():
+            for replica in self._all():
+                replica.own.copy_(replica.anchor)
+        self._united = True
+
+    def _depart(self, overlap_steps: int) -> None:
+        """Have the next fragment leave, and wait for it unless steps go on meanwhile."""
+        integrity, step = self.handle.integrity, self.handle.next_step
+        replicas = self._fragments[self._next]
+        last = self._next == len(self._fragments) - 1
+        left_s = time.monotonic()
+        with torch.no_grad():
+            for replica in replicas.values():
+                replica.differ()
+        submitted = {name: replica.difference for name, replica in replicas.items()}
+        if last and self._told.numel():
+            self._tell((left_s - self._begun_s) / max(self._taken, 1))
+            submitted[TOLD] = self._told
+        if self._next == 0:
+            integrity.settle(step)
+            integrity.begin(step)
+        ticket = self.handle.submit(submitted)
+        if last:
+            integrity.tell()
+        self._flight = Flight(self._next, ticket, self._steps + overlap_steps, left_s)
+        self._next += 1
+        if last:
+            self._next = self._taken = 0
+        if overlap_steps == 0:
+            self._land()
+
+    def _land(self) -> None:
+        """Wait for the fragment that is on its way, and go on from its mean."""
+        assert self._flight is not None, "one is on its way"
+        (fragment, ticket, _, left_s), self._flight = self._flight, None
+        self.handle.wait([ticket], "a meeting")
+        with torch.no_grad():
+            self._rule.meet(list(self._fragments[fragment].values()))
+            if fragment == len(self._fragments) - 1:
+                self._end_round(left_s)
+
+    def _end_round(self, left_s: float) -> None:
+        means = self._hear()
+        self._united = self._rule.unites and len(self._fragments) == 1 and not self._taken
+        self._begun_s = time.monotonic()
+        self._meeting_s = self._begun_s - left_s
+        self.every = self._cadence.choose(self._steps, means)
+        progress = (self.every, *divmod(self._steps, _DIGITS))
+        self._progress.copy_(torch.tensor(progress, dtype=torch.float32))
+
+    def _tell(self, step_s: float) -> None:
+        """Write what the next choice of H rests on, and buffers."""
+        facts = Facts(self._rate, self._first_rate, step_s, self._meeting_s)
+        told = self._cadence.tell(facts)
+        self._told[: len(told)] = torch.tensor(told)
+        begin = len(told)
+        for buffer in self._buffers:
+            self._told[begin : begin + buffer.numel()] = buffer.flatten()
+            begin += buffer.numel()
+
+    def _hear(self) -> list[float]:
+        """Take over the means of buffers; return those of the rest."""
+        if not self._told.numel():
+            return []
+        sizes = [self._cadence.told, *(buffer.numel() for buffer in self._buffers)]
+        means, *buffers = self._told.split(sizes)
+        for buffer, mean in zip(self._buffers, buffers, strict=True):
+            buffer.copy_(mean.view_as(buffer))
+        return list(map(float, means))
+
+    @property
+    def _rate(self) -> float:
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    @property
+    def _first_rate(self) -> float:
+        """Schedulers keep it with the optimizer."""
+        groups = self.optimizer.param_groups
+        return max(float(group.get("initial_lr", self._attached_rate)) for group in groups)
+
+    def _all(self) -> Iterable[Replica]:
+        return (replica for part in self._fragments for replica in part.values())
+
+
+class _Anchors:
+    """What a handle compares between ranks: no parameters, but all that its engine's state has."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.module = nn.Module()
+        self.process_group = group
+
+
+def kept(kind: str, parameter: ParameterInfo, handle: Handle) -> torch.Tensor:
+    """Return a vector of zeros, float32, that is saved with the engine's state.
+
+    Args:
+        kind: What it is.
+        parameter: Whose it is; it has as many elements.
+        handle: Its engine's state; all ranks hold the same in it.
+    """
+    state = handle.engine.state
+    vector = state.vector(kind, parameter, parameter.elems, Merge.FIRST)
+    state.kept.add(f"{kind}/{parameter.name}")
+    return vector
+
+
+def _replicas(model: nn.Module, handle: Handle) -> dict[str, Replica]:
+    known = {parameter.name: parameter for parameter in handle.engine.parameters}
+    replicas = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.numel():
+            own = as_real(parameter.detach())
+            anchor = kept("anchor", known[name], handle).view(own.shape)
+            anchor.copy_(own)
+            replicas[name] = Replica(own, anchor, torch.empty_like(own))
+    return replicas
+
+
+def _by_fragment(replicas: Mapping[str, Replica], handle: Handle) -> list[dict[str, Replica]]:
+    number = {parameter.name: parameter.fragment for parameter in handle.engine.parameters}
+    found: list[dict[str, Replica]] = [{} for _ in range(max(number.values()) + 1)]
+    for name, replica in replicas.items():
+        found[number[name]][name] = replica
+    return found
+
+
+def _averaged(model: nn.Module) -> list[torch.Tensor]:
+    """Return the buffers that ranks average, such as running statistics: those that are real."""
+    return [b for b in model.buffers() if b.is_floating_point() and b.numel()]
+
+
+def _told_elems(model: nn.Module, cadence: Cadence) -> int:
+    return cadence.told + sum(buffer.numel() for buffer in _averaged(model))
+
+
+def open_periodic(training: Training, cadence: Cadence, fragments: int = 1) -> Handle:
+    """Open an engine for a model's parameters, which are rank 0's on all ranks then. Collective.
+
+    Args:
+        training: What is trained.
+        cadence: What it wants to be told goes with the last fragment.
+        fragments: Into how many the parameters are cut.
+
+    Raises:
+        CompressaError: As `compressa.attach`.
+    """
+    model, told = training.model, _told_elems(training.model, cadence)
+    sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad and p.numel()}
+    handle = open_handle(
+        training.caller,
+        training.config,
+        model,
+        training.group,
+        strategies=[*STRATEGIES],
+        fragments=cut(sizes, fragments),
+        exact={TOLD: told} if told else {},
+        check=lambda _: check_local(training),
+    )
+    with handle.closed_on_error():
+        broadcast(model, group=training.group, config=training.config)
+    return handle

@@ -1,0 +1,49 @@
+"""Strategies in a configuration: told apart by name, and refused where they can not work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compressa.config import config_toml, load_config
+from compressa.config.strategies import STRATEGIES
+from compressa.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_name_stands_for_all_defaults_and_survives_toml(name: str) -> None:
+    config = load_config({"strategy": name})
+    assert config == load_config({"strategy": {"name": name}})
+    assert f'[strategy]\nname = "{name}"' in config_toml(config)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ("diloko", 'is not a strategy; must be one of "hook"'),
+        ({"every": 3}, 'has no name; give name = one of "hook"'),
+        (3, 'must be a table such as { name = "diloco" }'),
+        ({"name": "diloco", "evry": 3}, 'evry: is not a setting; did you mean "every"?'),
+        ({"name": "local_sgd", "every": 0}, "every: must be at least 1"),
+        ({"name": "local_sgd", "adapt": "rate", "longest": 2}, "longest: is 2, less than every"),
+        ({"name": "easgd", "pull": 1.5}, "pull: must be greater than 0 and at most 1"),
+        ({"name": "post_local_sgd", "after_steps": 0}, "after_steps: must be at least 1"),
+        ({"name": "diloco", "fragments": 101}, "have room for no more"),
+        ({"name": "diloco", "fragments": 4, "overlap_steps": 26}, "use at most 25"),
+        ({"name": "diloco", "outer_momentum": 0.0}, "outer_momentum = 0"),
+    ],
+)
+def test_a_mistake_is_refused_with_what_would_be_right(strategy: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config({"strategy": strategy})
+    assert said in str(refused.value)
+
+
+def test_what_supposes_a_mean_in_each_step_is_refused() -> None:
+    beside = {"momentum": {"factor": 0.9}, "engine": {"recover": True}, "compressor": "topk"}
+    load_config({"strategy": "hook", **beside})
+    with pytest.raises(ConfigError) as refused:
+        load_config({"strategy": "easgd", **beside})
+    assert "momentum.factor" in str(refused.value)
+    assert "engine.recover" in str(refused.value)

@@ -1,0 +1,221 @@
+"""Ranks that train a linear regression by a strategy: called on real ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _averaging_oracle import MOMENTUM, RATE, SHAPES, batch, initial
+from torch import nn
+
+import compressa
+
+
+class Regression(nn.Module):
+    """x first + bias + |x| second + shift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in SHAPES:
+            self.register_parameter(name, nn.Parameter(torch.from_numpy(initial()[name]).float()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x @ self.first + self.bias + x.abs() @ self.second + self.shift
+        return result
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+
+
+def take_step(strategy: compressa.Strategy, number: int) -> None:
+    x, y = (torch.from_numpy(a).float() for a in batch(dist.get_rank(), number))
+    strategy.optimizer.zero_grad()
+    (strategy.model(x) - y).square().mean().backward()
+    strategy.step()
+
+
+def values_of(model: nn.Module) -> dict[str, list[Any]]:
+    return {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+def history(*, config: Any, steps: int) -> list[dict[str, list[Any]]]:
+    """Return this rank's parameters after each step, and after `sync`."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        found = []
+        for number in range(1, steps + 1):
+            take_step(strategy, number)
+            found.append(values_of(model))
+        strategy.sync()
+        return [*found, values_of(model)]
+
+
+class Normed(nn.Module):
+    """With running statistics, which are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.norm(self.layer(x))
+        return result
+
+
+def resumed(*, config: Any, folder: str, steps: int) -> list[Any]:
+    """Train in one go, and go on from what was saved in the middle; return where both end."""
+    rank, ends = dist.get_rank(), []
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(steps):
+            take_step(strategy, number)
+        strategy.sync()
+        strategy.save(folder)
+        torch.save(strategy.optimizer.state_dict(), f"{folder}/{rank}.pt")
+        for number in range(steps, 2 * steps):
+            take_step(strategy, number)
+        strategy.sync()
+        ends.append([values_of(model), state_of(strategy)])
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        take_step(strategy, 99)
+        strategy.sync()
+        strategy.optimizer.load_state_dict(torch.load(f"{folder}/{rank}.pt"))
+        strategy.load(folder)
+        for number in range(steps, 2 * steps):
+            take_step(strategy, number)
+        strategy.sync()
+        ends.append([values_of(model), state_of(strategy)])
+    return ends
+
+
+def state_of(strategy: compressa.Strategy) -> dict[str, list[Any]]:
+    return {name: value.tolist() for name, value in strategy.handle.state_dict().items()}
+
+
+def saved_apart(*, config: Any, folder: str) -> None:
+    """Save where ranks hold different parameters."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        take_step(strategy, 0)
+        strategy.save(folder)
+
+
+def meetings(*, config: Any, rates: list[float]) -> list[int]:
+    """Return after which steps ranks met, with learning rates of one's own."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        found = []
+        for number, rate in enumerate(rates, 1):
+            strategy.optimizer.param_groups[0]["lr"] = rate
+            before = strategy.handle.next_step
+            take_step(strategy, number)
+            if strategy.handle.next_step > before:
+                found.append(number)
+        return found
+
+
+def buffers(*, config: Any, steps: int) -> list[list[Any]]:
+    """Return running means before and after the last meeting."""
+    model = Normed()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(steps):
+            take_step(strategy, number)
+        before = model.norm.running_mean.tolist()
+        strategy.sync()
+        return [before, model.norm.running_mean.tolist()]
+
+
+def lost(*, config: Any, step: int) -> list[Any]:
+    """Have rank 1 end in a step; return what the others are told."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(100):
+            if number == step and dist.get_rank() == 1:
+                os._exit(3)
+            try:
+                take_step(strategy, number)
+            except compressa.PeerLost as error:
+                return [error.rank, number]
+    return []
+
+
+def attached(*, config: Any, kind: str = "regression", rate: float = RATE) -> None:
+    """Attach, with something that may not fit."""
+    model: nn.Module = Regression()
+    optimizer: torch.optim.Optimizer = sgd(model)
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif kind == "double":
+        model = Regression().double()
+        optimizer = sgd(model)
+    elif kind == "frozen":
+        model.requires_grad_(False)
+    elif kind == "another optimizer":
+        optimizer = sgd(Regression())
+    elif kind == "plain":
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    mine = config if kind != "differs" or dist.get_rank() else {"compressor": "nonsense"}
+    compressa.attach(model, optimizer, mine).close()
+
+
+def every_step(*, config: Any, steps: int) -> list[Any]:
+    """Train by DDP alone, and attached; return where both end."""
+    plain = Regression()
+    wrapped = nn.parallel.DistributedDataParallel(plain)
+    optimizer = sgd(wrapped)
+    for number in range(steps):
+        x, y = (torch.from_numpy(a).float() for a in batch(dist.get_rank(), number))
+        optimizer.zero_grad()
+        (wrapped(x) - y).square().mean().backward()
+        optimizer.step()
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(steps):
+            take_step(strategy, number)
+        strategy.sync()
+        return [values_of(plain), values_of(model)]
+
+
+def scaled(*, config: Any, steps: int) -> list[Any]:
+    """Train with a scaler, of whose steps one overflows on every rank; return parameters."""
+    model = Regression()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    with compressa.attach(model, sgd(model), config, scaler=scaler) as strategy:
+        for number in range(steps):
+            x, y = (torch.from_numpy(a).float() for a in batch(dist.get_rank(), number))
+            if number == 1:
+                x = x * float("inf")
+            strategy.optimizer.zero_grad()
+            scaler.scale((strategy.model(x) - y).square().mean()).backward()
+            strategy.step()
+        strategy.sync()
+        return [values_of(model), scaler.get_scale()]
+
+
+def go_on(*, config: Any, folder: str) -> list[Any]:
+    """Go on from what another number of ranks has saved; return where that ends."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        strategy.load(folder)
+        for number in range(6):
+            take_step(strategy, number)
+        strategy.sync()
+        return [values_of(model)]
+
+
+def opened_otherwise(*, config: Any, by: str) -> None:
+    """Hand a configuration that names a strategy to what does not follow it."""
+    model = Regression()
+    if by == "register_comm_hook":
+        compressa.register_comm_hook(nn.parallel.DistributedDataParallel(model), config)
+    elif by == "OverlappedDataParallel":
+        compressa.OverlappedDataParallel(model, sgd(model), config)
+    elif by == "open_parameter_server":
+        compressa.open_parameter_server(dist.group.WORLD, {"a": [3]}, config)
+    else:
+        compressa.open_engine(config, model)

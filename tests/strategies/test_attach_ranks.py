@@ -1,0 +1,152 @@
+"""attach on real ranks: what is saved, refused and told, whatever the strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from _attached import (
+    attached,
+    buffers,
+    every_step,
+    go_on,
+    lost,
+    meetings,
+    opened_otherwise,
+    resumed,
+    saved_apart,
+    scaled,
+)
+from _ranks import Group, Pools, same, settings
+
+pytestmark = pytest.mark.ranks
+
+STREAMING = {
+    "name": "diloco",
+    "every": 6,
+    "fragments": 2,
+    "overlap_steps": 2,
+    "mixing": 0.5,
+}
+APART: list[dict[str, Any]] = [
+    {"name": "local_sgd", "every": 3},
+    {"name": "post_local_sgd", "every": 3, "after_steps": 4},
+    {"name": "diloco", "every": 3},
+    STREAMING,
+    {"name": "easgd", "every": 3},
+]
+
+
+@pytest.mark.parametrize("compressor", ["none", "int4", "topk", "powersgd"])
+@pytest.mark.parametrize("strategy", APART, ids=lambda s: s["name"] + str(len(s)))
+def test_a_resumed_run_repeats_its_bits_and_replicas_are_the_same(
+    strategy: dict[str, Any], compressor: str, two: Group, tmp_path: Path
+) -> None:
+    config = settings(compressor, strategy=strategy, dense_below={"elems": 10})
+    found = two.run(resumed, config=config, folder=str(tmp_path), steps=7)
+    for straight, again in found:
+        assert straight == again
+    same([values for (values, _), _ in found])
+
+
+def test_another_number_of_ranks_goes_on_from_the_same_anchor(pools: Pools, tmp_path: Path) -> None:
+    config = settings("int4", strategy=STREAMING)
+    found = pools.get(2).run(resumed, config=config, folder=str(tmp_path), steps=6)
+    more = pools.get(4).run(go_on, config=config, folder=str(tmp_path))
+    assert len(found) == 2
+    same(more)
+
+
+def test_between_two_meetings_there_is_nothing_to_save(two: Group, tmp_path: Path) -> None:
+    config = {"strategy": {"name": "local_sgd", "every": 3}}
+    said = two.refused(saved_apart, "StateError", config=config, folder=str(tmp_path))
+    assert "call strategy.sync() first" in same(said)
+
+
+def test_ranks_meet_in_each_step_until_they_are_to_be_apart(two: Group) -> None:
+    by_steps = {"name": "post_local_sgd", "every": 3, "after_steps": 4}
+    found = two.run(meetings, config={"strategy": by_steps}, rates=[0.1] * 10)
+    assert same(found) == [1, 2, 3, 4, 7, 10]
+    by_decay = {"name": "post_local_sgd", "every": 3}
+    rates = [0.05, 0.04, 0.025, 0.025, 0.025, 0.025, 0.01, 0.01, 0.01]
+    assert same(two.run(meetings, config={"strategy": by_decay}, rates=rates)) == [1, 2, 3, 6, 9]
+
+
+def test_h_follows_the_learning_rate_and_the_link(two: Group) -> None:
+    by_rate = {"name": "local_sgd", "every": 2, "adapt": "rate", "rate_scale": 0.2, "longest": 5}
+    rates = [0.1] * 6 + [0.05] * 4 + [0.1] * 7  # (0.2 / rate)^2 is 4, then 16
+    assert same(two.run(meetings, config={"strategy": by_rate}, rates=rates)) == [2, 6, 10, 15]
+    by_link = {"name": "local_sgd", "every": 1, "adapt": "link", "link_share": 0.001, "longest": 9}
+    found = same(two.run(meetings, config={"strategy": by_link}, rates=[0.1] * 30))
+    assert found[:2] == [1, 2]  # nothing was measured before the first
+    assert np.diff(found)[1:].min() > 1
+
+
+def test_buffers_are_averaged_in_a_meeting(two: Group) -> None:
+    found = two.run(buffers, config={"strategy": {"name": "local_sgd", "every": 10}}, steps=3)
+    (first, after), (second, _) = found
+    assert first != second
+    np.testing.assert_allclose(after, np.mean([first, second], axis=0), rtol=1e-6)
+    same([after for _, after in found])
+
+
+@pytest.mark.parametrize("strategy", [None, "hook", "overlapped"])
+def test_who_meets_in_each_step_has_the_bits_of_ddp(strategy: str | None, two: Group) -> None:
+    config = {} if strategy is None else {"strategy": strategy}
+    for plain, own in two.run(every_step, config=config, steps=5):
+        assert plain == own
+
+
+@pytest.mark.parametrize("strategy", ["hook", "local_sgd"])
+def test_a_scaler_s_skipped_step_changes_nothing(strategy: str, two: Group) -> None:
+    found = two.run(scaled, config={"strategy": strategy}, steps=9)
+    values, scale = same(found)
+    assert scale == 512.0
+    assert all(np.isfinite(value).all() for value in values.values())
+
+
+@pytest.mark.parametrize("strategy", APART, ids=lambda s: s["name"] + str(len(s)))
+def test_a_lost_rank_is_named(strategy: dict[str, Any], pools: Pools) -> None:
+    group = pools.fresh(3)
+    config = settings("int8", strategy=strategy, exchange={"silence_s": 5.0})
+    outcomes = group.outcomes(lost, config=config, step=4)
+    group.end()
+    for outcome in outcomes:
+        if outcome.rank != 1:
+            assert outcome.value is not None, outcome.explain()
+            assert outcome.value[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "error", "said"),
+    [
+        ("local_sgd", "ddp", "StateError", "hand over the network that it wraps"),
+        ("diloco", "double", "ConfigError", "'first' is made of torch.float64"),
+        ("diloco", "plain", "ConfigError", "SGD without momentum, which keeps no state"),
+        ("easgd", "another optimizer", "StateError", "the optimizer has no parameter 'first'"),
+        ("local_sgd", "frozen", "StateError", "no parameter to train"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    strategy: str, kind: str, error: str, said: str, two: Group
+) -> None:
+    texts = two.refused(attached, error, config={"strategy": strategy}, kind=kind)
+    assert said in same(texts)
+
+
+def test_a_mistake_on_one_rank_is_told_to_all(two: Group) -> None:
+    texts = two.refused(attached, "ConfigError", config={"strategy": "easgd"}, kind="differs")
+    assert all("nonsense" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "by",
+    ["register_comm_hook", "OverlappedDataParallel", "open_engine", "open_parameter_server"],
+)
+def test_who_does_not_follow_a_strategy_says_so(by: str, two: Group) -> None:
+    texts = two.refused(opened_otherwise, "ConfigError", config={"strategy": "diloco"}, by=by)
+    assert f'strategy.name = "diloco": {by.removeprefix("compressa.")}' in same(texts).replace(
+        "compressa.", "", 1
+    )

@@ -1,0 +1,67 @@
+"""Strategies that average every so many steps: the iterates are those of the papers' algorithms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from _attached import history
+from _averaging_oracle import trained
+from _ranks import Group, same
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.ranks
+
+SAME = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def check(group: Group, ranks: int, strategy: dict[str, Any], steps: int) -> None:
+    """All ranks' parameters after each step are the oracle's, but for float32's rounding."""
+    found = group.run(history, config={"strategy": strategy}, steps=steps)
+    for step, due in enumerate(trained(strategy, ranks, steps)):
+        for rank, values in enumerate(due):
+            for name, value in values.items():
+                got = found[rank][step][name]
+                np.testing.assert_allclose(got, value, rtol=1e-4, atol=1e-5, err_msg=f"{step}")
+    same([each[-1] for each in found])
+
+
+@SAME
+@given(every=st.integers(1, 7), steps=st.integers(1, 15))
+def test_local_sgd_is_the_mean_of_all_every_h_steps(every: int, steps: int, two: Group) -> None:
+    check(two, 2, {"name": "local_sgd", "every": every}, steps)
+
+
+@SAME
+@given(every=st.integers(1, 7), steps=st.integers(1, 15), pull=st.floats(0.1, 1.0))
+def test_easgd_draws_ranks_to_a_centre(every: int, steps: int, pull: float, four: Group) -> None:
+    check(four, 4, {"name": "easgd", "every": every, "pull": pull}, steps)
+
+
+@st.composite
+def diloco(draw: st.DrawFn) -> dict[str, Any]:
+    every = draw(st.integers(1, 9))
+    fragments = draw(st.integers(1, min(every, 3)))
+    nesterov = draw(st.booleans())
+    return {
+        "name": "diloco",
+        "every": every,
+        "fragments": fragments,
+        "overlap_steps": draw(st.integers(0, every // fragments)),
+        "mixing": draw(st.sampled_from([0.0, 0.5])),
+        "outer_rate": draw(st.floats(0.1, 1.0)),
+        "outer_momentum": draw(st.floats(0.1, 0.9)) if nesterov else 0.0,
+        "nesterov": nesterov,
+    }
+
+
+@SAME
+@given(strategy=diloco(), steps=st.integers(1, 20))
+def test_diloco_takes_outer_steps_by_fragments(
+    strategy: dict[str, Any], steps: int, two: Group
+) -> None:
+    check(two, 2, strategy, steps)
