@@ -29,7 +29,8 @@ kernels: install
 
 # What has deadlines: ranks, which wait for one another half of the time, two tests at a time; then what
 # shapes links or tells the time, one by one. Beside it, on what it leaves of the cores, what has none.
-# Of a part of the tests there may be none of one kind, which is status 5. What one of the many
+# The latter may take ten minutes for what alone takes one. Of a part of the tests there may be none of
+# one kind, which is status 5. What one of the many
 # processes has compiled of Python's files the others load.
 test test-deadlines test-others: export PYTHONDONTWRITEBYTECODE =
 test: kernels
@@ -40,7 +41,7 @@ test-deadlines: kernels
 	$(BIN)/python -m pytest -m "netns or alone" $(TESTS) || [ $$? -eq 5 ]
 
 test-others: kernels
-	nice -n 19 $(BIN)/python -m pytest -n auto --dist worksteal -m "not (ranks or netns or alone)" $(TESTS) || [ $$? -eq 5 ]
+	nice -n 19 $(BIN)/python -m pytest -n auto --dist worksteal --timeout 600 -m "not (ranks or netns or alone)" $(TESTS) || [ $$? -eq 5 ]
 
 # 100,000 hostile payloads for every compressor; make fuzz FUZZ="--compressor topk --seed 1"
 fuzz: install
