@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from compressa.aggregators.base import Round, State, Verb, World
-from compressa.collectives import broadcast
+from compressa.aggregators.base import Round, State, Verb
+from compressa.collectives import broadcast, neighbours
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
 from compressa.collectives.all_gather import DIRECT
 from compressa.collectives.choice import BACKEND, CANDIDATES, ROUND_ROBIN, Costs, formula_s
@@ -22,6 +22,7 @@ from compressa.config import Config
 from compressa.engine.units.sums import Sums, lowers
 from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.engine.units.units import UnitSizes, build_units
+from compressa.engine.units.world import world_of
 from compressa.parameters import ParameterInfo
 from compressa.transports.loopback import Loopback, LoopbackTransport
 
@@ -101,8 +102,7 @@ class Forecast:
         last = max((b for c in compressors.values() for b in c.breakpoints), default=0)
         now = {p.name: compressors[p.name].at(last).for_parameter(p) for p in parameters}
         units = build_units(parameters, now, UnitSizes.of(self.config))
-        kind = self.config.exchange.kind
-        world = World(0, self.ranks, self.config.engine.seed, kind, State())
+        world = world_of(self.config, 0, self.ranks, State())
         sums, found = self._sums(), Counter[Exchange]()
         for unit in units:
             runtime = UnitRuntime(unit, world)
@@ -153,6 +153,8 @@ class Forecast:
         if round_.verb is Verb.BROADCAST:
             algorithm = broadcast.chosen("auto", size_bytes, ranks, 1)
             return costs.link.time_s(algorithm.stages(size_bytes, ranks, 1))
+        if round_.verb is Verb.NEIGHBOURS:
+            return costs.link.time_s(neighbours.stages(size_bytes, round_.peers))
         name = sums.algorithm(round_)
         if round_.verb is Verb.ALL_GATHER:
             return costs.gather_s(name, size_bytes, ranks)
@@ -198,6 +200,8 @@ def _way(sums: Sums, round_: Round) -> str:
     """Name what carries a round: payloads by `round_robin` are scattered and reduced."""
     if round_.verb is Verb.BROADCAST:
         return "broadcast"
+    if round_.verb is Verb.NEIGHBOURS:
+        return f"to {round_.peers} neighbours"
     name = sums.algorithm(round_)
     if round_.verb is Verb.ALL_GATHER:
         return "all_gather" if name == DIRECT else f"all_gather by {name}"

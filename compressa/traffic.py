@@ -17,6 +17,7 @@ from compressa.compressor import Compressor
 from compressa.config import Config
 from compressa.engine.units.sums import Sums
 from compressa.engine.units.units import UnitSizes, build_units
+from compressa.engine.units.world import world_of
 from compressa.parameters import ParameterInfo
 from compressa.simulation.phantoms import phantom_program
 from compressa.transports.loopback import Loopback, LoopbackTransport
@@ -106,7 +107,7 @@ def ratios(
     """
     last = max((b for c in compressors.values() for b in c.breakpoints), default=0)
     now = {p.name: compressors[p.name].at(last).for_parameter(p) for p in parameters}
-    world = World(0, ranks, config.engine.seed, config.exchange.kind, State())
+    world = world_of(config, 0, ranks, State())
     dense: Counter[Compressor] = Counter()
     busiest: Counter[Compressor] = Counter()
     for unit in build_units(parameters, now, UnitSizes.of(config)):

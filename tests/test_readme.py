@@ -26,6 +26,7 @@ from test_experiments_report import whole
 from compressa import cli, load_config
 from compressa.compressors import COMPRESSORS, Entry, Family
 from compressa.config.choices import choice_model
+from compressa.config.strategies import STRATEGIES as DESCRIBED
 from compressa.facts import facts
 from compressa.page import page
 from compressa.testing.codec_checks import encoded
@@ -34,6 +35,7 @@ from harness.tables import with_block
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENGINE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+STRATEGIES = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -196,6 +198,21 @@ def test_an_engine_averages_between_two_ranks_as_its_page_says(tmp_path: Path) -
     assert outputs[0] == outputs[1]
     assert re.fullmatch(r"20 steps, 3\.\d times smaller, the mean is -?\d\.\d{4}\n", outputs[0])
     assert (tmp_path / "ckpt" / "momenta" / "manifest.json").exists()
+
+
+@pytest.mark.ranks
+def test_ranks_meet_every_so_many_steps_as_the_page_of_strategies_says(tmp_path: Path) -> None:
+    for language, file in (("python", "train.py"), ("toml", "compressa.toml")):
+        (example,) = re.findall(rf"^```{language}\n(.*?)^```$", STRATEGIES, re.M | re.S)
+        (tmp_path / file).write_text(example, encoding="utf-8")
+    for done in ranks_of("train.py", 2, tmp_path):
+        assert re.fullmatch(r"3 meetings, 6\.\d times smaller, the loss is 0\.\d+\n", done.stdout)
+    assert (tmp_path / "ckpt" / "strategy" / "manifest.json").exists()
+
+
+def test_the_page_of_strategies_names_all_of_them() -> None:
+    named = re.findall(r"^\| `(\w+)`", STRATEGIES, re.M)
+    assert [name for name in named if name in DESCRIBED] == [*DESCRIBED]
 
 
 @pytest.mark.ranks

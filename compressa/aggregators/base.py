@@ -20,6 +20,7 @@ from compressa.aggregators import narrow
 from compressa.codecs.payload import check_countable
 from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.dense import divide
+from compressa.collectives.graphs import Graph
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor
 from compressa.parameters import Layout, ParameterInfo, Segment
@@ -33,6 +34,7 @@ class Verb(Enum):
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
+    NEIGHBOURS = "neighbours"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Round:
         inside_bytes: Of an all-reduce, most bytes of a message that stays within a host, if it
             differs.
         shard_bytes: Of an all-reduce, most bytes of each rank's shard; nearly equal if empty.
-        exact: Of an all-gather, whether every payload has `capacity_bytes`; else it may be shorter.
+        exact: Of payloads, whether every one has `capacity_bytes`; else it may be shorter.
+        peers: With how many ranks neighbours exchange theirs.
     """
 
     verb: Verb
@@ -60,6 +63,7 @@ class Round:
     inside_bytes: int | None = None
     shard_bytes: tuple[int, ...] = ()
     exact: bool = True
+    peers: int = 0
 
     def check(self) -> None:
         """Raise ConfigError if no message can be as long."""
@@ -95,6 +99,19 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
+class Neighbours:
+    """Request: bring the payload to some ranks, and theirs here; answered with `{rank: payload}`.
+
+    Attributes:
+        payload: uint8; this rank's.
+        incoming: A buffer of the round's capacity for each of them.
+    """
+
+    payload: torch.Tensor
+    incoming: Mapping[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
 class AllReduce:
     """Request: sum over all ranks; `values` hold the result afterwards.
 
@@ -110,7 +127,7 @@ class AllReduce:
     inside: Accumulator | None = None
 
 
-Request = AllReduce | AllGather | Broadcast
+Request = AllReduce | AllGather | Broadcast | Neighbours
 Rounds = Generator[Request, Any, None]
 
 
@@ -277,6 +294,7 @@ class World:
         state: This rank's state.
         inside: What makes the messages of a sum that stay within a host, where its algorithm knows
             hosts: "none", "bf16" or "fp16".
+        graph: Who averages with whom, where not all do with all.
     """
 
     rank: int
@@ -285,6 +303,7 @@ class World:
     exchange: str
     state: State
     inside: str = "none"
+    graph: Graph | None = None
 
     @property
     def device(self) -> torch.device:

@@ -9,6 +9,7 @@ from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.dense import Dense
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
+from compressa.aggregators.gossip import Gossiped
 from compressa.aggregators.per_hop import PerHop
 from compressa.aggregators.reducible import Reducible
 from compressa.aggregators.scatter import Scattered
@@ -53,6 +54,8 @@ def single(
     Raises:
         ConfigError: The wanted exchange does not fit the codec.
     """
+    if world.graph is not None:
+        return Gossiped(codec, layout, world)
     if isinstance(codec, NoCompression):
         return Dense(layout, world)
     kind = choose_exchange(codec, world.size, world.exchange)

@@ -51,6 +51,7 @@ def conflicts(config: Settings) -> list[Mistake]:
     found += _secret_conflicts(config)
     found += _warmup_conflicts(config)
     found += _strategy_conflicts(config)
+    found += _gossip_conflicts(config, uses)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))
 
@@ -242,6 +243,32 @@ def _strategy_conflicts(config: Settings) -> Iterator[Mistake]:
             "out, and go on from a checkpoint"
         )
         yield Mistake(("engine", "recover"), text, place)
+
+
+def _gossip_conflicts(config: Settings, uses: Sequence[_Use]) -> Iterator[Mistake]:
+    """Who hears of its neighbours only, knows no sum over all ranks."""
+    if config.strategy is None or config.strategy.name != "gossip":
+        return
+    place = (("strategy", "name"),)
+    for use in uses:
+        codec = use.compressor if isinstance(use.compressor, Codec) else None
+        why = f"{use.name} exchanges in rounds of its own, with all ranks"
+        if codec is not None and isinstance(codec.bias(_TYPICAL_ELEMS), Biased):
+            why = f"{use.name} is no contraction as configured, and estimates would not follow"
+        elif codec is not None:
+            why = ""
+        if why:
+            text = f'is "{use.name}", but strategy.name = "gossip", and {why}; use another one'
+            yield Mistake((*use.path, "name"), text, place)
+        if use.feedback not in ("auto", "none"):
+            text = (
+                f'is "{use.feedback}", but strategy.name = "gossip" sends differences from an '
+                'estimate, in which nothing is lost; use "auto"'
+            )
+            yield Mistake(use.feedback_path, text, place)
+    if config.exchange.kind != "auto":
+        text = f'is "{config.exchange.kind}", but gossip has an exchange of its own; use "auto"'
+        yield Mistake(_KIND, text, place)
 
 
 def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:

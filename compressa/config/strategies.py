@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, Field, model_validator
 
-from compressa.config.base import Section
+from compressa.collectives.graphs import GRAPHS, Graph
+from compressa.config.base import Listed, OneOf, Section
 from compressa.config.mistakes import Mistake, refuse
 from compressa.errors import ConfigError
 
@@ -140,6 +141,42 @@ class EASGD(Section):
     )
 
 
+class Gossip(Section):
+    """Ranks average parameters with their neighbours only.
+
+    D-PSGD (Lian et al. 2017); where something compresses, CHOCO-SGD (Koloskova et al. 2019).
+    """
+
+    name: Literal["gossip"] = Field(description="Which strategy.")
+    every: Every = Field(
+        default=1, description="Steps of the optimizer from one meeting to the next."
+    )
+    graph: Annotated[str, OneOf(GRAPHS)] = Field(
+        default="ring",
+        description="Who are neighbours: ring: two; torus: four, on a grid; exponential: those 1, "
+        "2, 4, ... away; complete: all.",
+    )
+    weights: Annotated[tuple[Annotated[tuple[float, ...], Listed()], ...], Listed()] | None = Field(
+        default=None,
+        description="In place of graph: w_ij, a row for each rank; symmetric, and each row sums to "
+        "1.",
+    )
+    consensus: Annotated[float, Gt(0), Le(1)] = Field(
+        default=1.0,
+        description="How far a rank moves to the mean of its neighbourhood (gamma). Below 1 where "
+        "compressors lose much: about the share of a vector that they keep.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Gossip:
+        if self.weights is not None:
+            try:
+                Graph(self.weights)
+            except ValueError as error:
+                refuse([Mistake(("weights",), str(error))])
+        return self
+
+
 STRATEGIES: dict[str, type[Section]] = {
     "hook": Hook,
     "overlapped": Overlapped,
@@ -147,6 +184,7 @@ STRATEGIES: dict[str, type[Section]] = {
     "post_local_sgd": PostLocalSGD,
     "diloco": DiLoCo,
     "easgd": EASGD,
+    "gossip": Gossip,
 }
 """The model of each strategy, by name."""
 
@@ -157,11 +195,34 @@ def _table(value: object) -> object:
 
 AnyStrategy = Annotated[
     Annotated[
-        Hook | Overlapped | LocalSGD | PostLocalSGD | DiLoCo | EASGD, Field(discriminator="name")
+        Hook | Overlapped | LocalSGD | PostLocalSGD | DiLoCo | EASGD | Gossip,
+        Field(discriminator="name"),
     ],
     BeforeValidator(_table),
 ]
 """Any of them, told apart by name; a name alone stands for all defaults."""
+
+
+def graph_of(strategy: AnyStrategy | None, size: int) -> Graph | None:
+    """Return who averages with whom; None where all do with all.
+
+    Args:
+        strategy: What the configuration names.
+        size: Number of ranks.
+
+    Raises:
+        ConfigError: It gives the weights of another number of ranks.
+    """
+    if not isinstance(strategy, Gossip):
+        return None
+    if strategy.weights is None:
+        return GRAPHS[strategy.graph](size).lazy(strategy.consensus)
+    if len(strategy.weights) != size:
+        raise ConfigError(
+            f"strategy.weights has {len(strategy.weights)} rows, and there are {size} ranks; give "
+            "a row for each, or a graph"
+        )
+    return Graph(strategy.weights).lazy(strategy.consensus)
 
 
 def check_followed(

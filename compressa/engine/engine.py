@@ -16,7 +16,7 @@ from itertools import starmap
 
 import torch
 
-from compressa.aggregators.base import State, StepContext, World
+from compressa.aggregators.base import State, StepContext
 from compressa.collectives.base import Operation, Program
 from compressa.collectives.choice import Costs
 from compressa.compressor import Compressor
@@ -37,6 +37,7 @@ from compressa.engine.units.phase import Phase
 from compressa.engine.units.phases import Phases
 from compressa.engine.units.planning import Planning
 from compressa.engine.units.units import UnitSizes
+from compressa.engine.units.world import world_of
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
@@ -335,9 +336,8 @@ class Engine:
                 phase.give_back(self._context)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
-        config, session = self._config, self.session
-        way, sizes, seed = config.exchange, UnitSizes.of(config), config.engine.seed
-        world = World(session.rank, session.size, seed, way.kind, self.state, way.inside)
+        sizes = UnitSizes.of(self._config)
+        world = world_of(self._config, self.session.rank, self.session.size, self.state)
         phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.device_stream)
         return phases, self._enter(phases, 0)
 

@@ -23,6 +23,7 @@ from compressa.aggregators.base import (
     AllGather,
     AllReduce,
     Broadcast,
+    Neighbours,
     Request,
     Round,
     Verb,
@@ -110,6 +111,10 @@ def phantom_request(round_: Round, world: World) -> Request:
         return AllGather(room(size), incoming, _NoScratch())
     if round_.verb is Verb.BROADCAST:
         return Broadcast(room(size), 0)
+    if round_.verb is Verb.NEIGHBOURS:
+        graph, nearest = world.graph, world.peers[: round_.peers]
+        peers = nearest if graph is None else graph.neighbours(world.rank)
+        return Neighbours(room(size), {peer: room(size) for peer in peers})
     inside = None
     if round_.inside_bytes is not None:
         inside = PhantomValues(round_, round_.inside_bytes)

@@ -14,6 +14,7 @@ from compressa.engine.measuring.profile_file import ProfileFile
 from compressa.engine.start.link_file import LinkFile
 from compressa.engine.units.partition import Sizes, partition
 from compressa.engine.units.sums import Sums, lowers
+from compressa.engine.units.world import world_of
 from compressa.errors import ConfigError
 from compressa.schedulers import Link
 from compressa.simulation.network import Network
@@ -109,8 +110,7 @@ class Scenario:
 
     def world(self, rank: int, hosts: int) -> World:
         """Return where a rank of so many is, with no state."""
-        exchange, seed = self.config.exchange, self.config.engine.seed
-        return World(rank, hosts, seed, exchange.kind, State(), exchange.inside)
+        return world_of(self.config, rank, hosts, State())
 
     def sums(self, transport: Transport) -> Sums:
         """Return what carries a rank's exchanges over its end of a network."""

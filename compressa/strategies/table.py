@@ -9,6 +9,7 @@ from compressa.strategies.base import Strategy, Training
 from compressa.strategies.diloco import open_diloco
 from compressa.strategies.easgd import open_easgd
 from compressa.strategies.every_step import open_hook, open_overlapped
+from compressa.strategies.gossip import open_gossip
 from compressa.strategies.local_sgd import open_local_sgd, open_post_local_sgd
 
 
@@ -51,6 +52,12 @@ STRATEGIES: dict[str, Entry] = {
         source="Douillard et al. 2023, 2025",
     ),
     "easgd": Entry(open_easgd, "distances from a centre", apart=True, source="Zhang et al. 2015"),
+    "gossip": Entry(
+        open_gossip,
+        "parameters, with neighbours only",
+        apart=True,
+        source="Lian et al. 2017; Koloskova et al. 2019",
+    ),
 }
 """By `strategy.name`."""
 

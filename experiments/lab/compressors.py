@@ -1,7 +1,8 @@
-"""One place where a compressor's name becomes a hook on a DDP model.
+"""One place where a compressor's name becomes what trains a model on all ranks.
 
 The baselines are PyTorch's own: plain DDP in float32, its fp16 hook, and its PowerSGD hook. All
-others are compressa configurations. The rest of the lab sees an :class:`Attachment` only.
+others are compressa configurations, which may name a strategy. The rest of the lab sees an
+:class:`Attachment` only.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from torch import nn
 from torch.distributed import get_world_size
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from compressa import Config, Handle, Stats, load_config, register_comm_hook
+import compressa
+from compressa import Config, Stats, Strategy, load_config
 from compressa.testbed import Pacer
 from lab.records import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD, CompressorSpec
 
@@ -24,24 +27,33 @@ TORCH_POWERSGD_APPROX_RANK = 2
 
 @dataclass(frozen=True)
 class Attachment:
-    """A hook that is on a model.
+    """A model that is trained on all ranks.
 
     Attributes:
-        handle: Of compressa's, which keeps totals; None for a baseline.
+        model: What is called.
+        step: Called after each backward pass.
+        strategy: Of compressa's, which keeps totals; None for a baseline.
         bytes_per_step: What is known beforehand of a baseline, else None.
     """
 
-    handle: Handle | None = None
+    model: nn.Module
+    step: Callable[[], object]
+    strategy: Strategy | None = None
     bytes_per_step: float | None = None
 
     def stats(self) -> Stats | None:
         """Running totals on this rank; None where none are kept."""
-        return None if self.handle is None else self.handle.stats()
+        return None if self.strategy is None else self.strategy.stats()
+
+    def sync(self) -> None:
+        """Have all ranks hold the same parameters."""
+        if self.strategy is not None:
+            self.strategy.sync()
 
     def close(self) -> None:
         """Takes down what attaching built up."""
-        if self.handle is not None:
-            self.handle.close()
+        if self.strategy is not None:
+            self.strategy.close()
 
 
 def ring_bytes(elems: int, bytes_per_elem: int, world: int) -> float:
@@ -81,21 +93,39 @@ def dense_warmup_steps(spec: CompressorSpec) -> int:
     return 0 if spec.name in BASELINES else configuration(spec, steady=False).warmup.steps
 
 
-def attach(model: DistributedDataParallel, spec: CompressorSpec, *, steady: bool) -> Attachment:
-    """Puts the named compressor on ``model``; collective over all ranks.
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    spec: CompressorSpec,
+    *,
+    steady: bool,
+    bucket_cap_mb: float,
+) -> Attachment:
+    """Has ``model`` trained as the name says; collective over all ranks.
 
     Args:
-        model: Wrapped and not trained yet.
+        model: Not trained yet.
+        optimizer: Of its parameters.
         spec: Which compressor.
         steady: See :func:`configuration`.
+        bucket_cap_mb: Of DDP's buckets where there are any, in MiB, as torch has it.
 
     Raises:
         KeyError: If the name is no baseline and has no configuration.
-        compressa.CompressaError: What ``register_comm_hook`` raises.
+        compressa.CompressaError: What ``compressa.attach`` raises.
     """
-    if spec.name in _ATTACH:
-        return _ATTACH[spec.name](model)
-    return Attachment(register_comm_hook(model, paced(configuration(spec, steady=steady))))
+    if spec.name in _HOOKS:
+        ddp = _wrapped(model, bucket_cap_mb)
+        return Attachment(ddp, optimizer.step, bytes_per_step=_HOOKS[spec.name](ddp))
+    config = paced(configuration(spec, steady=steady))
+    by_hook = config.strategy is None or config.strategy.name == "hook"
+    trained = _wrapped(model, bucket_cap_mb) if by_hook else model
+    strategy = compressa.attach(trained, optimizer, config)
+    return Attachment(strategy.model, strategy.step, strategy)
+
+
+def _wrapped(model: nn.Module, bucket_cap_mb: float) -> DistributedDataParallel:
+    return DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True)
 
 
 def trained_elems(model: nn.Module) -> int:
@@ -103,30 +133,30 @@ def trained_elems(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def _ddp_float32(model: DistributedDataParallel) -> Attachment:
-    return Attachment(bytes_per_step=ring_bytes(trained_elems(model), 4, get_world_size()))
+def _ddp_float32(model: DistributedDataParallel) -> float:
+    return ring_bytes(trained_elems(model), 4, get_world_size())
 
 
-def _torch_fp16(model: DistributedDataParallel) -> Attachment:
+def _torch_fp16(model: DistributedDataParallel) -> float:
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return Attachment(bytes_per_step=ring_bytes(trained_elems(model), 2, get_world_size()))
+    return ring_bytes(trained_elems(model), 2, get_world_size())
 
 
-def _torch_powersgd(model: DistributedDataParallel) -> Attachment:
+def _torch_powersgd(model: DistributedDataParallel) -> None:
     state = powerSGD_hook.PowerSGDState(
         process_group=None,
         matrix_approximation_rank=TORCH_POWERSGD_APPROX_RANK,
         start_powerSGD_iter=2,  # the smallest that it allows together with error feedback
     )
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return Attachment()
 
 
-_ATTACH: dict[str, Callable[[DistributedDataParallel], Attachment]] = {
+_HOOKS: dict[str, Callable[[DistributedDataParallel], float | None]] = {
     DDP_FLOAT32: _ddp_float32,
     TORCH_FP16: _torch_fp16,
     TORCH_POWERSGD: _torch_powersgd,
 }
+"""Puts a baseline's hook on a model; returns what a rank sends in a step, if that is known."""
 
 
 def bucket_caps_mb(name: str, candidates: list[float]) -> list[float]:

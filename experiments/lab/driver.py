@@ -141,7 +141,9 @@ class Driver:
         return answers(ranks, cell, timeout_s, self._watcher.step, at_edge)
 
     def _train(self, ranks: Ranks, job: Job, cell: TrainCell) -> TrainRecord:
+        before = self._bed.counters()
         trained: list[Trained] = self._answers(ranks, cell, lambda edge: None)
+        sent = _sent(before, self._bed.counters())
         _check_identical([answer.parameters_sha256 for answer in trained])
         slowest_s = max(answer.elapsed_s for answer in trained)
         return TrainRecord(
@@ -150,6 +152,7 @@ class Driver:
             **dict(trained[0]) | {"elapsed_s": slowest_s},
             steps=cell.steps,
             replicas_identical=True,
+            sent_bytes=None if sent is None else max(sent),
         )
 
     def _time(self, ranks: Ranks, job: Job, cell: TimeCell) -> TimeRecord:
@@ -186,11 +189,15 @@ class Driver:
 
         timed: list[TimeAnswer] = self._answers(ranks, cell, at_edge)
         _check_identical([answer.parameters_sha256 for answer in timed])
-        before, after = counted["start"], counted["end"]
-        if before is None or after is None:
-            return timed, None
-        sent = [late.tx_bytes - early.tx_bytes for early, late in zip(before, after, strict=True)]
-        return timed, max(sent) / cell.steps
+        sent = _sent(counted["start"], counted["end"])
+        return timed, None if sent is None else max(sent) / cell.steps
+
+
+def _sent(before: list[Counters] | None, after: list[Counters] | None) -> list[int] | None:
+    """Bytes that each host has sent meanwhile; None where none are counted."""
+    if before is None or after is None:
+        return None
+    return [late.tx_bytes - early.tx_bytes for early, late in zip(before, after, strict=True)]
 
 
 def answers(

@@ -158,6 +158,7 @@ class TrainRecord(_CellRecord, Quality, Trained):
     kind: Literal["train"] = "train"
     steps: int
     replicas_identical: bool
+    sent_bytes: int | None = Field(None, description="busiest host, by its counter, in all")
 
     @property
     def final(self) -> float | None:

@@ -34,13 +34,12 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from compressa import Stats
 from lab.compressors import Attachment, attach, trained_elems
 from lab.records import TimeAnswer, TimeCell
 from lab.tasks import Task, load_task
-from lab.training import Stepper, build_model, parameters_sha256, wrap
+from lab.training import Stepper, build_model, parameters_sha256
 
 Edge = Callable[[Literal["start", "end"]], None]
 
@@ -115,13 +114,13 @@ class _Probe:
         return forward_end, backward_end, _now_s()
 
 
-def _steps(stepper: Stepper, ddp: DistributedDataParallel, steps: range) -> list[float]:
+def _steps(stepper: Stepper, attachment: Attachment, steps: range) -> list[float]:
     """Seconds of each step, from the end of the one before it."""
     times: list[float] = []
     before = _now_s()
     for step in steps:
-        stepper.loss(ddp, step).backward()
-        stepper.optimizer.step()
+        stepper.loss(attachment.model, step).backward()
+        attachment.step()
         now = _now_s()
         times.append(now - before)
         before = now
@@ -142,14 +141,17 @@ def measure(cell: TimeCell, edge: Edge) -> TimeAnswer:
     """
     task, model = load_task(cell.task), build_model(cell)
     probe = _Probe(cell, task, model)
-    ddp = wrap(model, cell.bucket_cap_mb)
-    attachment = attach(ddp, cell.compressor, steady=True)
+    stepper = Stepper(cell, task, model)
+    attachment = attach(
+        model, stepper.optimizer, cell.compressor, steady=True, bucket_cap_mb=cell.bucket_cap_mb
+    )
     try:
-        stepper = Stepper(cell, task, model)
-        _steps(stepper, ddp, range(cell.warmup_steps))
+        _steps(stepper, attachment, range(cell.warmup_steps))
         probe.stretch((cell.steps + 1) // 2)
+        timed = range(cell.warmup_steps, cell.warmup_steps + cell.steps)
         before = _at_edge(edge, "start", attachment)
-        times = _steps(stepper, ddp, range(cell.warmup_steps, cell.warmup_steps + cell.steps))
+        times = _steps(stepper, attachment, timed)
+        attachment.sync()
         after = _at_edge(edge, "end", attachment)
         probe.stretch((cell.steps + 1) // 2)
     finally:

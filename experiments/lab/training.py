@@ -11,9 +11,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from lab.compressors import attach, dense_warmup_steps
+from lab.compressors import Attachment, attach, dense_warmup_steps
 from lab.records import CurvePoint, TimeCell, TrainCell, Trained
 from lab.tasks import Task, load_task
 from lab.tasks.task import Metric
@@ -26,11 +25,6 @@ def parameters_sha256(model: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(parameter.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def wrap(model: nn.Module, bucket_cap_mb: float) -> DistributedDataParallel:
-    """DDP as both kinds of cell use it; ``bucket_cap_mb`` is in MiB, as torch has it."""
-    return DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True)
 
 
 def build_model(cell: TrainCell | TimeCell) -> nn.Module:
@@ -109,10 +103,16 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> Trained:
         KeyError: There is no such task or compressor.
     """
     task, model = load_task(cell.task), build_model(cell)
-    ddp = wrap(model, cell.bucket_cap_mb)
-    attachment = attach(ddp, cell.compressor, steady=False)
+    stepper = Stepper(cell, task, model)
+    attachment = attach(
+        model,
+        stepper.optimizer,
+        cell.compressor,
+        steady=False,
+        bucket_cap_mb=cell.bucket_cap_mb,
+    )
     try:
-        curve = _run(cell, task, model, ddp, progress)
+        curve = _run(cell, task, model, stepper, attachment, progress)
     finally:
         attachment.close()
     return Trained(
@@ -130,16 +130,18 @@ def _run(
     cell: TrainCell,
     task: Task,
     model: nn.Module,
-    ddp: DistributedDataParallel,
+    stepper: Stepper,
+    attachment: Attachment,
     progress: Callable[[int], None],
 ) -> _Curve:
-    stepper = Stepper(cell, task, model)
     curve = _Curve(task)
     for step in range(cell.steps):
-        stepper.loss(ddp, step).backward()
-        stepper.optimizer.step()
+        stepper.loss(attachment.model, step).backward()
+        attachment.step()
         stepper.schedule.step()
         progress(step + 1)
+        if step + 1 == cell.steps:
+            attachment.sync()
         if (step + 1) % cell.eval_every == 0 or step + 1 == cell.steps:
             curve.pause_and_evaluate(step + 1, model)
     return curve

@@ -32,6 +32,10 @@ def test_a_name_stands_for_all_defaults_and_survives_toml(name: str) -> None:
         ({"name": "diloco", "fragments": 101}, "have room for no more"),
         ({"name": "diloco", "fragments": 4, "overlap_steps": 26}, "use at most 25"),
         ({"name": "diloco", "outer_momentum": 0.0}, "outer_momentum = 0"),
+        ({"name": "gossip", "graph": "star"}, 'must be one of "ring"'),
+        ({"name": "gossip", "weights": [[1.0, 0.0], [0.0, 1.0]]}, "weights: is of a graph that is"),
+        ({"name": "gossip", "weights": [[0.5, 0.4], [0.4, 0.5]]}, "weights of a rank sum to 1"),
+        ({"name": "gossip", "consensus": 0.0}, "consensus: must be greater than 0"),
     ],
 )
 def test_a_mistake_is_refused_with_what_would_be_right(strategy: Any, said: str) -> None:
@@ -47,3 +51,15 @@ def test_what_supposes_a_mean_in_each_step_is_refused() -> None:
         load_config({"strategy": "easgd", **beside})
     assert "momentum.factor" in str(refused.value)
     assert "engine.recover" in str(refused.value)
+
+
+def test_gossip_takes_what_needs_no_sum_over_all_ranks() -> None:
+    load_config({"strategy": "gossip", "compressor": "topk"})
+    for beside, said in (
+        ({"compressor": "powersgd"}, "powersgd exchanges in rounds of its own, with all ranks"),
+        ({"compressor": "int8", "feedback": {"kind": "error"}}, "in which nothing is lost"),
+        ({"exchange": {"kind": "all_gather"}}, "gossip has an exchange of its own"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            load_config({"strategy": "gossip", **beside})
+        assert said in str(refused.value)

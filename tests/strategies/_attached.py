@@ -66,8 +66,11 @@ class Normed(nn.Module):
         return result
 
 
-def resumed(*, config: Any, folder: str, steps: int) -> list[Any]:
-    """Train in one go, and go on from what was saved in the middle; return where both end."""
+def resumed(*, config: Any, folder: str, steps: int, models: bool = False) -> list[Any]:
+    """Train in one go, and go on from what was saved in the middle; return where both end.
+
+    With `models`, the model's state is saved, too.
+    """
     rank, ends = dist.get_rank(), []
     model = Regression()
     with compressa.attach(model, sgd(model), config) as strategy:
@@ -76,6 +79,7 @@ def resumed(*, config: Any, folder: str, steps: int) -> list[Any]:
         strategy.sync()
         strategy.save(folder)
         torch.save(strategy.optimizer.state_dict(), f"{folder}/{rank}.pt")
+        torch.save(model.state_dict(), f"{folder}/model-{rank}.pt")
         for number in range(steps, 2 * steps):
             take_step(strategy, number)
         strategy.sync()
@@ -85,6 +89,8 @@ def resumed(*, config: Any, folder: str, steps: int) -> list[Any]:
         take_step(strategy, 99)
         strategy.sync()
         strategy.optimizer.load_state_dict(torch.load(f"{folder}/{rank}.pt"))
+        if models:
+            model.load_state_dict(torch.load(f"{folder}/model-{rank}.pt"))
         strategy.load(folder)
         for number in range(steps, 2 * steps):
             take_step(strategy, number)

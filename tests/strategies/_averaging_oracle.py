@@ -82,6 +82,7 @@ def trained(settings: dict[str, Any], ranks: int, steps: int) -> list[list[Value
     for step in range(1, steps + 1):
         for rank in everyone:
             rank.step(step)
+        _land_due(settings, everyone, anchor, outer, due, step)
         for part, name_list in enumerate(parts):
             offset = int(np.ceil((part + 1) * every / len(parts)))
             if (step - offset) % every == 0 and step >= offset:
@@ -90,11 +91,22 @@ def trained(settings: dict[str, Any], ranks: int, steps: int) -> list[list[Value
                     for n in name_list
                 }
                 due.append((step + tau, name_list, means))
-        for entry in [entry for entry in due if entry[0] == step]:
-            due.remove(entry)
-            _land(settings, everyone, anchor, outer, entry[1], entry[2])
+        _land_due(settings, everyone, anchor, outer, due, step)  # what needs no time
         history.append([{n: v.copy() for n, v in r.values.items()} for r in everyone])
     return history
+
+
+def _land_due(
+    settings: dict[str, Any],
+    everyone: list[Rank],
+    anchor: Values,
+    outer: Values,
+    due: list[tuple[int, list[str], Values]],
+    step: int,
+) -> None:
+    for entry in [entry for entry in due if entry[0] == step]:
+        due.remove(entry)
+        _land(settings, everyone, anchor, outer, entry[1], entry[2])
 
 
 def _land(

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from compressa.aggregators.base import Request, Round, Verb
-from compressa.collectives import backend, broadcast
+from compressa.collectives import backend, broadcast, neighbours
 from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.algorithms import (
     ALGORITHMS,
@@ -173,6 +173,8 @@ class Sums:
         """
         if round_.verb is Verb.BROADCAST:
             return self._bring
+        if round_.verb is Verb.NEIGHBOURS:
+            return partial(neighbours.neighbours, exact=round_.exact)
         name = self.algorithm(round_)
         if round_.verb is Verb.ALL_GATHER:
             rank, exact = self._transport.rank, round_.exact
@@ -224,12 +226,14 @@ class Sums:
             round_: No broadcast.
 
         Returns:
-            Of an all-gather, one of `ALL_GATHERS`; of an all-reduce "backend", "hierarchical", or
-            one of `ALGORITHMS`.
+            Of what goes to neighbours "direct"; of an all-gather, one of `ALL_GATHERS`; of an
+            all-reduce "backend", "hierarchical", or one of `ALGORITHMS`.
 
         Raises:
             ConfigError: "backend" is configured, and the round sums what a codec makes.
         """
+        if round_.verb is Verb.NEIGHBOURS:
+            return DIRECT
         if round_.verb is Verb.ALL_GATHER:
             return DIRECT if self.costs is None else self._fastest_gather(round_, self.costs)
         if round_.algorithm is not None:
@@ -245,7 +249,7 @@ class Sums:
 
         A simulation then runs one of them. A broadcast is never so.
         """
-        if round_.verb is Verb.BROADCAST:
+        if round_.verb in (Verb.BROADCAST, Verb.NEIGHBOURS):
             return False
         name = self.algorithm(round_)
         row = ALL_GATHERS[name] if round_.verb is Verb.ALL_GATHER else self._row(name)
@@ -312,6 +316,8 @@ class Sums:
         size, ranks = round_.capacity_bytes, self._transport.size
         if round_.verb is Verb.BROADCAST:
             return self._broadcast(size).stages(size, ranks, 1)
+        if round_.verb is Verb.NEIGHBOURS:
+            return neighbours.stages(size, round_.peers)
         name = self.algorithm(round_)
         if round_.verb is Verb.ALL_GATHER:
             return ALL_GATHERS[name].stages(size, ranks)

@@ -1,0 +1,121 @@
+"""Gossiped: a rank's values come nearer to those of its neighbours, of which it hears compressed.
+
+With mixing weights w_ij, where nothing is lost (D-PSGD: Lian et al., "Can Decentralized Algorithms
+Outperform Centralized Algorithms?", NeurIPS 2017):
+
+    x_i <- sum_j w_ij x_j
+
+and with a codec C (CHOCO-SGD: Koloskova, Stich and Jaggi, "Decentralized Stochastic Optimization
+and Gossip Algorithms with Compressed Communication", ICML 2019), where all keep an estimate h_i of
+each other's values, and each the weighted sum s_i of those of its neighbours:
+
+    send c_i = C(x_i - h_i);  h_i <- h_i + c_i;  s_i <- s_i + sum_j w_ij c_j
+    x_i <- x_i + s_i - h_i
+
+What a message lacks is in the next difference, so that compressed ranks meet as others do. The
+paper's step of consensus g is in the weights: (1 - g) I + g W is as good a matrix as W. The mean
+over all ranks does not change, but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from compressa.aggregators.base import (
+    Aggregator,
+    Merge,
+    Neighbours,
+    Round,
+    Rounds,
+    Scope,
+    StepContext,
+    Verb,
+    World,
+    whole_scopes,
+)
+from compressa.aggregators.scopes import ScopePayload
+from compressa.arrays import scratch_tensor
+from compressa.codecs.base import Codec, Contraction, Unbiased
+from compressa.codecs.shrunk import Shrunk
+from compressa.parameters import Layout
+
+ESTIMATE, NEARBY = "gossip_estimate", "gossip_nearby"
+_LOSSLESS = Contraction(1.0)
+
+
+class Gossiped(Aggregator):
+    """One exchange with neighbours.
+
+    State, unless the codec loses nothing: "gossip_estimate/<name>", h_i, and
+    "gossip_nearby/<name>", s_i, both float32. Whoever sets one of them sets both, on all ranks:
+    where all estimates are the same, so are the sums.
+
+    Args:
+        codec: A contraction, or unbiased, and scaled to be one then.
+        layout: The unit.
+        world: Its graph says who the neighbours are.
+    """
+
+    def __init__(self, codec: Codec, layout: Layout, world: World) -> None:
+        assert world.graph is not None, "ranks have neighbours"
+        if isinstance(codec.bias(1 << 20), Unbiased):
+            codec = Shrunk(codec=codec)
+        self._world = world
+        self._weights = world.graph.neighbours(world.rank)
+        self._own_weight = world.graph.weights[world.rank][world.rank]
+        scopes = whole_scopes(layout)
+        self._scopes = ScopePayload(codec, layout.unit, scopes, world, feedback=None)
+        self._lossless = codec.bias(layout.elems) == _LOSSLESS
+        self._estimate = self._nearby = list[torch.Tensor]()
+        if not self._lossless:
+            self._estimate = [_part(scope, world, ESTIMATE) for scope in scopes]
+            self._nearby = [_part(scope, world, NEARBY) for scope in scopes]
+        self._payload = self._scopes.buffer()
+        self._incoming = {peer: self._scopes.buffer() for peer in self._weights}
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """One exchange."""
+        size, exact = self._scopes.wire_bytes, self._scopes.exact
+        peers = len(self._weights)
+        return (Round(Verb.NEIGHBOURS, torch.uint8, size, exact=exact, peers=peers),)
+
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
+        """Send values, or how far they are from the estimate; go nearer to the neighbours'."""
+        sends = gradients if self._lossless else self._differences(gradients)
+        sent = self._scopes.encode(sends, context, self._payload)
+        received = yield Neighbours(sent, self._incoming)
+        for peer in self._weights:
+            self._scopes.check(received[peer], context, peer)
+        if self._lossless:
+            for x in gradients:
+                x.mul_(self._own_weight)
+            for peer, weight in self._weights.items():
+                self._scopes.decode_add(received[peer], gradients, weight, context, peer)
+            return
+        rank = self._world.rank
+        self._scopes.decode_add(sent, self._estimate, 1.0, context, rank)
+        self._scopes.decode_add(sent, self._nearby, self._own_weight, context, rank)
+        for peer, weight in self._weights.items():
+            self._scopes.decode_add(received[peer], self._nearby, weight, context, peer)
+        for x, nearby, estimate in zip(gradients, self._nearby, self._estimate, strict=True):
+            x.add_(nearby).sub_(estimate)
+
+    def rollback(self, context: StepContext) -> None:
+        """Nothing was taken: estimates follow whatever was sent."""
+
+    def _differences(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return how far values are from the estimate, in memory of this thread."""
+        flat = scratch_tensor("gossip", self._scopes.elems, torch.float32, self._world.device)
+        parts = list(torch.split(flat, [estimate.numel() for estimate in self._estimate]))
+        for part, x, estimate in zip(parts, values, self._estimate, strict=True):
+            torch.sub(x, estimate, out=part)
+        return parts
+
+
+def _part(scope: Scope, world: World, kind: str) -> torch.Tensor:
+    parameter = scope.segment.parameter
+    whole = world.state.vector(kind, parameter, parameter.elems, Merge.FIRST)
+    return whole[scope.segment.start : scope.segment.stop]
