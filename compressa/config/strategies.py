@@ -177,6 +177,12 @@ class Gossip(Section):
         return self
 
 
+class Hogwild(Section):
+    """Ranks of one host update parameters in shared memory, without locks (Niu et al. 2011)."""
+
+    name: Literal["hogwild"] = Field(description="Which strategy.")
+
+
 STRATEGIES: dict[str, type[Section]] = {
     "hook": Hook,
     "overlapped": Overlapped,
@@ -185,6 +191,7 @@ STRATEGIES: dict[str, type[Section]] = {
     "diloco": DiLoCo,
     "easgd": EASGD,
     "gossip": Gossip,
+    "hogwild": Hogwild,
 }
 """The model of each strategy, by name."""
 
@@ -195,7 +202,7 @@ def _table(value: object) -> object:
 
 AnyStrategy = Annotated[
     Annotated[
-        Hook | Overlapped | LocalSGD | PostLocalSGD | DiLoCo | EASGD | Gossip,
+        Hook | Overlapped | LocalSGD | PostLocalSGD | DiLoCo | EASGD | Gossip | Hogwild,
         Field(discriminator="name"),
     ],
     BeforeValidator(_table),

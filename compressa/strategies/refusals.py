@@ -12,19 +12,23 @@ from compressa.overlap import OverlappedDataParallel
 from compressa.strategies.base import Training
 
 
-def check_local(training: Training) -> None:
+def check_local(training: Training, *, doubles: bool = False) -> None:
     """Refuse a model, an optimizer or settings with which ranks can not train by themselves.
+
+    Args:
+        training: What was given.
+        doubles: Whether parameters may be of float64.
 
     Raises:
         StateError: The model averages gradients, or the optimizer is not its.
         ConfigError: A parameter has a dtype that an anchor can not have, or a setting does not fit.
     """
-    found = _fault_of_model(training.model) or _fault_of_optimizer(training)
+    found = _fault_of_model(training.model, doubles) or _fault_of_optimizer(training)
     if found is not None:
         raise found
 
 
-def _fault_of_model(model: nn.Module) -> CompressaError | None:
+def _fault_of_model(model: nn.Module, doubles: bool) -> CompressaError | None:
     if isinstance(model, DistributedDataParallel | OverlappedDataParallel):
         return StateError(
             f"compressa.attach: a {type(model).__name__} averages gradients in each step, and this "
@@ -36,7 +40,8 @@ def _fault_of_model(model: nn.Module) -> CompressaError | None:
             "(requires_grad_(True)) before"
         )
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.float64, torch.complex128):
+        double = parameter.dtype in (torch.float64, torch.complex128)
+        if parameter.requires_grad and double and not doubles:
             return ConfigError(
                 f"the parameter {name!r} is made of {parameter.dtype} values, and what ranks agree "
                 "on is kept in float32; convert it, or freeze it (requires_grad_(False))"

@@ -10,6 +10,7 @@ from compressa.strategies.diloco import open_diloco
 from compressa.strategies.easgd import open_easgd
 from compressa.strategies.every_step import open_hook, open_overlapped
 from compressa.strategies.gossip import open_gossip
+from compressa.strategies.hogwild import open_hogwild
 from compressa.strategies.local_sgd import open_local_sgd, open_post_local_sgd
 
 
@@ -57,6 +58,12 @@ STRATEGIES: dict[str, Entry] = {
         "parameters, with neighbours only",
         apart=True,
         source="Lian et al. 2017; Koloskova et al. 2019",
+    ),
+    "hogwild": Entry(
+        open_hogwild,
+        "nothing: one host's ranks share memory",
+        apart=False,
+        source="Niu et al. 2011",
     ),
 }
 """By `strategy.name`."""

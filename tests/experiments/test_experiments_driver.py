@@ -62,6 +62,20 @@ def test_a_small_plan_runs_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+def test_ranks_that_meet_seldom_end_with_the_same_bits(tmp_path: Path) -> None:
+    strategy = {"strategy": {"name": "diloco", "every": 3}}
+    plan = SMOKE | {"compressors": ["apart"], "configs": {"apart": strategy}, "links": []}
+    with LiveProgress(Console(file=StringIO())) as progress:
+        driver = Driver(Plan.model_validate(plan), tmp_path, progress)
+        driver.run(open_loopback)
+    assert driver.failures == []
+    (cell,) = read(tmp_path)
+    assert isinstance(cell, TrainRecord)
+    assert cell.replicas_identical
+    assert cell.final is not None
+
+
+@pytest.mark.ranks
 def test_a_killed_rank_ends_the_cell_and_is_named() -> None:
     cell = TrainCell(
         task="digits",

@@ -12,6 +12,7 @@ from _attached import (
     buffers,
     every_step,
     go_on,
+    history,
     lost,
     meetings,
     opened_otherwise,
@@ -23,6 +24,7 @@ from _ranks import Group, Pools, same, settings
 
 pytestmark = pytest.mark.ranks
 
+READY = Path(__file__).parents[2] / "experiments" / "configs"
 STREAMING = {
     "name": "diloco",
     "every": 6,
@@ -150,3 +152,13 @@ def test_who_does_not_follow_a_strategy_says_so(by: str, two: Group) -> None:
     assert f'strategy.name = "diloco": {by.removeprefix("compressa.")}' in same(texts).replace(
         "compressa.", "", 1
     )
+
+
+@pytest.mark.parametrize("name", ["diloco", "easgd", "gossip", "local_sgd", "post_local_sgd"])
+def test_ready_files_train(name: str, two: Group) -> None:
+    files = sorted(READY.glob(f"*{name}.toml"))
+    assert files
+    for file in files:
+        found = two.run(history, config=str(file), steps=3)
+        same([each[-1] for each in found])
+        assert found[0][0] != found[0][-1]

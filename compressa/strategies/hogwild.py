@@ -1,0 +1,141 @@
+"""hogwild: ranks of one host update one set of parameters in shared memory, without locks.
+
+Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient
+Descent", NeurIPS 2011. Nothing is sent. Each rank's optimizer steps on the parameters that all
+read; a write that comes between another's read and write is lost, which is rare where gradients are
+sparse. What an optimizer keeps besides is each rank's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from compressa.config.strategies import Hogwild
+from compressa.errors import StateError
+from compressa.hooks import Handle, broadcast
+from compressa.hooks.opening import open_handle
+from compressa.parameters import as_real
+from compressa.strategies.base import Strategy, Training
+from compressa.strategies.refusals import check_local
+
+_ALIGNED = 64
+
+
+class SharedUpdates(Strategy):
+    """See the module."""
+
+    def step(self) -> None:
+        """Take a step of the optimizer, on what all ranks read."""
+        self._step_optimizer()
+        self.handle.check()
+
+    def sync(self) -> None:
+        """Wait until all ranks are here; they hold the same parameters until one goes on."""
+        self.handle.engine.session.call_on_all("strategy.sync", str)
+
+    def close(self) -> None:
+        """End threads, and give the model memory of its own, with what is there now."""
+        super().close()
+        with torch.no_grad():
+            for tensor in _shared(self.model).values():
+                tensor.data = tensor.data.clone()
+
+
+def open_hogwild(training: Training) -> Strategy:
+    """Open what the section `Hogwild` says."""
+    assert isinstance(training.config.strategy, Hogwild)
+
+    def check(_: object) -> None:
+        check_local(training, doubles=True)
+        if any(tensor.device.type != "cpu" for tensor in _shared(training.model).values()):
+            raise StateError(
+                'strategy.name = "hogwild" updates parameters in the memory of a host; move the '
+                "model to the CPU, or choose another strategy"
+            )
+
+    model = training.model
+    handle = open_handle(
+        training.caller,
+        training.config,
+        model,
+        training.group,
+        strategies=["hogwild"],
+        check=check,
+    )
+    with handle.closed_on_error():
+        broadcast(model, group=training.group, config=training.config)
+        _share(model, handle)
+        return SharedUpdates(model, training.optimizer, handle, training.scaler)
+
+
+def _shared(model: nn.Module) -> Mapping[str, torch.Tensor]:
+    """Return what ranks share: parameters, and buffers such as running statistics."""
+    buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+    return {n: t for n, t in (*model.named_parameters(), *buffers.items()) if t.numel()}
+
+
+def _places(model: nn.Module) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Yield each tensor that is shared, where it begins, and where the next one may."""
+    end = 0
+    for tensor in _shared(model).values():
+        begin, end = end, end + -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+        yield tensor, begin, end
+
+
+def _share(model: nn.Module, handle: Handle) -> None:
+    """Have a model's tensors lie in memory that all ranks map. Collective.
+
+    Rank 0's memory has no name in any file system, so nothing is left behind whoever dies.
+
+    Raises:
+        StateError: A rank can not map it; on every rank.
+    """
+    session = handle.engine.session
+    size = max(end for _, _, end in _places(model))
+    descriptor = -1
+
+    def make() -> str:
+        nonlocal descriptor
+        if session.rank:
+            return ""
+        if not hasattr(os, "memfd_create"):
+            raise StateError('strategy.name = "hogwild" needs memfd_create, which Linux has')
+        descriptor = os.memfd_create("compressa-hogwild", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+    memory = torch.empty(0, dtype=torch.uint8)
+
+    def take() -> str:
+        nonlocal memory
+        try:
+            memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise StateError(
+                f"rank {session.rank} can not map the memory of rank 0: hogwild is for processes "
+                "of one user on one host, in one container; choose another strategy for several "
+                f"({error})"
+            ) from error
+        return ""
+
+    try:
+        path = session.call_on_all("hogwild: shared memory", make)[0]
+        session.call_on_all("hogwild: mapping it", take)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    with torch.no_grad():
+        for tensor, begin, _ in _places(model):
+            length = tensor.numel() * tensor.element_size()
+            mapped = memory[begin : begin + length].view(as_real(tensor.detach()).dtype)
+            if tensor.is_complex():
+                mapped = torch.view_as_complex(mapped.view(-1, 2))
+            mapped = mapped.view(tensor.shape)
+            if session.rank == 0:
+                mapped.copy_(tensor)
+            tensor.data = mapped
+    session.call_on_all("hogwild: values", str)

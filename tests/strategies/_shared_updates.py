@@ -1,0 +1,89 @@
+"""Ranks that update shared memory: called on real ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _attached import Normed, Regression, sgd, take_step, values_of
+from torch import nn
+from torch.nn import functional
+
+import compressa
+
+HOGWILD = {"strategy": "hogwild"}
+
+
+def in_turns() -> list[Any]:
+    """Have ranks step one after the other; return parameters after each turn, and at the end."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = Regression()
+    with compressa.attach(model, sgd(model), HOGWILD) as strategy:
+        found = []
+        for turn in range(2 * size):
+            if turn % size == rank:
+                take_step(strategy, turn)
+            strategy.sync()
+            found.append(values_of(model))
+            strategy.sync()
+    with torch.no_grad():
+        model.first.fill_(rank)  # memory of its own again
+    dist.barrier()
+    return [*found, model.first.flatten()[0].item()]
+
+
+def other_dtypes() -> list[Any]:
+    """Return what a model of all kinds of tensors holds before and after it is shared."""
+    model = Normed()
+    model.phase = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+    model.small = nn.Parameter(torch.randn(5).bfloat16())
+    model.empty = nn.Parameter(torch.zeros(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with compressa.attach(model, optimizer, HOGWILD) as strategy:
+        with torch.no_grad():
+            if dist.get_rank() == 1:
+                model.phase.mul_(2)
+                model.small.add_(1)
+                model.norm.running_mean.fill_(3.0)
+        strategy.sync()
+        kept = {n: str(t.tolist()) for n, t in model.state_dict().items()}
+        strategy.sync()
+    return [kept]
+
+
+def sparse(*, steps: int) -> float:
+    """Train a sparse linear model, all at the same time; return the loss on what is true."""
+    draw = torch.Generator().manual_seed(3)
+    truth = torch.randn(2000, generator=draw)
+    own = torch.Generator().manual_seed(dist.get_rank())
+    model = nn.EmbeddingBag(2000, 1, mode="sum")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with compressa.attach(model, optimizer, HOGWILD) as strategy:
+        for _ in range(steps):
+            places = torch.randint(2000, (16, 4), generator=own)
+            optimizer.zero_grad()
+            error = strategy.model(places)[:, 0] - truth[places].sum(1)
+            functional.mse_loss(error, torch.zeros_like(error), reduction="sum").backward()
+            strategy.step()
+        strategy.sync()
+        error = (model.weight[:, 0] - truth).square().mean()
+        return float(error.detach() / truth.square().mean())
+
+
+def lost_and_left() -> list[Any]:
+    """Have rank 1 end; return what the other is told, and how many such memories it has open."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), HOGWILD) as strategy:
+        if dist.get_rank() == 1:
+            os._exit(3)
+        try:
+            for number in range(10_000):
+                take_step(strategy, number)
+                time.sleep(0.001)
+        except compressa.PeerLost as error:
+            files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+            return [error.rank, sum("hogwild" in file for file in files)]
+    return []
