@@ -308,7 +308,8 @@ def _check_keys(path: Path, saved: Mapping[str, torch.Tensor], state: State) -> 
             continue  # a residual that was used up when compressors were switched
         raise StateError(
             f"the checkpoint {path} has {key!r}, which this configuration does not keep: it was "
-            "saved with another compressor; remove the folder, or restore the configuration"
+            "saved with another compressor or strategy; remove the folder, or restore the "
+            "configuration"
         )
 
 
@@ -326,7 +327,7 @@ def _merged(
         if part is None or part.ndim != 1 or narrow.elems_of(part) != elems:
             raise StateError(
                 f"the checkpoint {path} has no {key!r} of {elems} values: it was saved with "
-                "another compressor; remove the folder, or restore the configuration"
+                "another compressor or strategy; remove the folder, or restore the configuration"
             )
     known = [part for part in parts if part is not None]
     if merge is Merge.FIRST:

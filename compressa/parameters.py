@@ -46,6 +46,7 @@ class ParameterInfo:
         dtype: Dtype of its gradient; of a complex one that of its two parts.
         role: What it does in the model.
         fragment: Parameters of different fragments are never sent as one.
+        exact: Whether nothing compresses it, whatever is configured.
     """
 
     index: int
@@ -54,6 +55,7 @@ class ParameterInfo:
     dtype: torch.dtype = torch.float32
     role: Role = Role.WEIGHT
     fragment: int = 0
+    exact: bool = False
 
     @property
     def elems(self) -> int:

@@ -7,10 +7,10 @@ Outperform Centralized Algorithms?", NeurIPS 2017):
 
 and with a codec C (CHOCO-SGD: Koloskova, Stich and Jaggi, "Decentralized Stochastic Optimization
 and Gossip Algorithms with Compressed Communication", ICML 2019), where all keep an estimate h_i of
-each other's values, and each the weighted sum s_i of those of its neighbours:
+each other's values, and each how far away its neighbours' are, n_i = sum_j w_ij (h_j - h_i):
 
-    send c_i = C(x_i - h_i);  h_i <- h_i + c_i;  s_i <- s_i + sum_j w_ij c_j
-    x_i <- x_i + s_i - h_i
+    send c_i = C(x_i - h_i);  h_i <- h_i + c_i;  n_i <- n_i + sum_j w_ij (c_j - c_i)
+    x_i <- x_i + n_i
 
 What a message lacks is in the next difference, so that compressed ranks meet as others do. The
 paper's step of consensus g is in the weights: (1 - g) I + g W is as good a matrix as W. The mean
@@ -41,7 +41,7 @@ from compressa.codecs.base import Codec, Contraction, Unbiased
 from compressa.codecs.shrunk import Shrunk
 from compressa.parameters import Layout
 
-ESTIMATE, NEARBY = "gossip_estimate", "gossip_nearby"
+ESTIMATE, DISTANCE = "gossip_estimate", "gossip_distance"
 _LOSSLESS = Contraction(1.0)
 
 
@@ -49,8 +49,8 @@ class Gossiped(Aggregator):
     """One exchange with neighbours.
 
     State, unless the codec loses nothing: "gossip_estimate/<name>", h_i, and
-    "gossip_nearby/<name>", s_i, both float32. Whoever sets one of them sets both, on all ranks:
-    where all estimates are the same, so are the sums.
+    "gossip_distance/<name>", n_i, both float32. Whoever sets one of them sets both, on all ranks:
+    where all estimates are the same, distances are zero.
 
     Args:
         codec: A contraction, or unbiased, and scaled to be one then.
@@ -68,10 +68,10 @@ class Gossiped(Aggregator):
         scopes = whole_scopes(layout)
         self._scopes = ScopePayload(codec, layout.unit, scopes, world, feedback=None)
         self._lossless = codec.bias(layout.elems) == _LOSSLESS
-        self._estimate = self._nearby = list[torch.Tensor]()
+        self._estimate = self._distance = list[torch.Tensor]()
         if not self._lossless:
             self._estimate = [_part(scope, world, ESTIMATE) for scope in scopes]
-            self._nearby = [_part(scope, world, NEARBY) for scope in scopes]
+            self._distance = [_part(scope, world, DISTANCE) for scope in scopes]
         self._payload = self._scopes.buffer()
         self._incoming = {peer: self._scopes.buffer() for peer in self._weights}
 
@@ -97,11 +97,11 @@ class Gossiped(Aggregator):
             return
         rank = self._world.rank
         self._scopes.decode_add(sent, self._estimate, 1.0, context, rank)
-        self._scopes.decode_add(sent, self._nearby, self._own_weight, context, rank)
+        self._scopes.decode_add(sent, self._distance, self._own_weight - 1.0, context, rank)
         for peer, weight in self._weights.items():
-            self._scopes.decode_add(received[peer], self._nearby, weight, context, peer)
-        for x, nearby, estimate in zip(gradients, self._nearby, self._estimate, strict=True):
-            x.add_(nearby).sub_(estimate)
+            self._scopes.decode_add(received[peer], self._distance, weight, context, peer)
+        for x, distance in zip(gradients, self._distance, strict=True):
+            x.add_(distance)
 
     def rollback(self, context: StepContext) -> None:
         """Nothing was taken: estimates follow whatever was sent."""

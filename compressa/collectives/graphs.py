@@ -1,9 +1,9 @@
 """Graphs of ranks that average with their neighbours only, and the weights with which they do.
 
 Each rank replaces x_i by sum_j w_ij x_j. All come to the mean of all if W is symmetric, its rows
-sum to 1, and the graph is connected, and each such step brings them nearer to it by the second
-largest magnitude of W's eigenvalues (Boyd, Ghosh, Prabhakar and Shah, "Randomized gossip
-algorithms", 2006). Weights are those of Metropolis and Hastings: w_ij = 1 / (1 + max(d_i, d_j)) for
+sum to 1, and no other eigenvalue than that has the magnitude 1: each such step brings them nearer
+to it by the second largest (Boyd, Ghosh, Prabhakar and Shah, "Randomized gossip algorithms", 2006).
+Weights are those of Metropolis and Hastings: w_ij = 1 / (1 + max(d_i, d_j)) for
 neighbours with d_i and d_j neighbours, and the rest stays.
 """
 
@@ -38,6 +38,7 @@ class Graph:
         fault = _fault(self.weights)
         if fault:
             raise ValueError(fault)
+        object.__setattr__(self, "weights", _exact(self.weights))
 
     @property
     def size(self) -> int:
@@ -96,7 +97,7 @@ def complete(size: int) -> Graph:
 
 
 def torus(size: int) -> Graph:
-    """Each rank with four others, on the grid whose sides are the most alike.
+    """Each rank with up to four others, on the grid whose sides are the most alike.
 
     Example:
         >>> sorted(torus(12).neighbours(0))
@@ -139,6 +140,17 @@ def _of_pairs(size: int, pairs: Iterable[tuple[int, int]]) -> Graph:
             weights[rank][peer] = 1.0 / (1 + max(len(peers), len(beside[peer])))
         weights[rank][rank] = 1.0 - math.fsum(weights[rank])
     return Graph(tuple(map(tuple, weights)))
+
+
+def _exact(weights: Matrix) -> tuple[tuple[float, ...], ...]:
+    """Return weights that are symmetric to the bit, and of which each row sums to 1."""
+    rows = [
+        [0.0 if i == j else (weight + weights[j][i]) / 2 for j, weight in enumerate(row)]
+        for i, row in enumerate(weights)
+    ]
+    for i, row in enumerate(rows):
+        row[i] = 1.0 - math.fsum(row)
+    return tuple(map(tuple, rows))
 
 
 def _fault(weights: Matrix) -> str:

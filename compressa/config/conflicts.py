@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from compressa.codecs._zstandard import missing_library
 from compressa.codecs.base import Biased, Codec, Fixed, Unbiased
@@ -11,32 +10,19 @@ from compressa.codecs.entropy import can_shorten
 from compressa.compressor import Compressor, Granularity
 from compressa.config.mistakes import Mistake, Path
 from compressa.config.settings import Settings
+from compressa.config.strategy_conflicts import strategy_conflicts
+from compressa.config.uses import TYPICAL_ELEMS, Use, uses_of
 from compressa.transports.table import USUAL, meant
 from compressa.wrappers.density_schedule import has_density
 
-# Bounds are stated for a length; any that is long compared to 1 / density shows the kind.
-_TYPICAL_ELEMS = 1 << 20
 _KIND: Path = ("exchange", "kind")
 _ALGORITHM: Path = ("exchange", "algorithm")
 _TRANSPORT: Path = ("exchange", "transport")
 
 
-class _Use(NamedTuple):
-    """One place that names a compressor."""
-
-    path: Path
-    compressor: Compressor
-    feedback: str
-    feedback_path: Path
-
-    @property
-    def name(self) -> str:
-        return self.compressor.name
-
-
 def conflicts(config: Settings) -> list[Mistake]:
     """Return every impossible combination in a configuration whose parts are valid."""
-    uses = list(_uses(config))
+    uses = list(uses_of(config))
     found = [*_exchange_conflicts(config), *_wire_id_conflicts(uses)]
     found += _hop_conflicts(config)
     for use in uses:
@@ -50,26 +36,9 @@ def conflicts(config: Settings) -> list[Mistake]:
     found += _trace_conflicts(config)
     found += _secret_conflicts(config)
     found += _warmup_conflicts(config)
-    found += _strategy_conflicts(config)
-    found += _gossip_conflicts(config, uses)
+    found += strategy_conflicts(config, uses)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))
-
-
-def _uses(config: Settings) -> Iterator[_Use]:
-    kind, path = config.feedback.kind, ("feedback", "kind")
-    yield _Use(("compressor",), config.compressor.build(), kind, path)
-    for index, rule in enumerate(config.rules):
-        place: Path = ("rules", index)
-        own = rule.feedback is not None
-        yield _Use(
-            (*place, "compressor"),
-            rule.compressor.build(),
-            rule.feedback or kind,
-            (*place, "feedback") if own else path,
-        )
-    if config.warmup.steps and not config.warmup.densities:
-        yield _Use(("warmup", "compressor"), config.warmup.compressor.build(), kind, path)
 
 
 def _pace_conflicts(config: Settings) -> Iterator[Mistake]:
@@ -128,7 +97,7 @@ def _trace_conflicts(config: Settings) -> Iterator[Mistake]:
         yield Mistake(place, f"must be the first step and the last, not {list(steps)}")
 
 
-def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
+def _feedback_conflicts(use: Use) -> Iterator[Mistake]:
     path, involves = use.feedback_path, (use.path,)
     if use.compressor.built_in_feedback and use.feedback in ("none", "ef21"):
         yield Mistake(
@@ -144,7 +113,7 @@ def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
             involves,
         )
     if use.feedback not in ("auto", "none") and isinstance(use.compressor, Codec):
-        bias = use.compressor.bias(_TYPICAL_ELEMS)
+        bias = use.compressor.bias(TYPICAL_ELEMS)
         if isinstance(bias, Unbiased) and use.feedback == "error":
             yield Mistake(
                 path,
@@ -162,13 +131,13 @@ def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
             )
 
 
-def _kind_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
+def _kind_conflicts(use: Use, kind: str) -> Iterator[Mistake]:
     reason = _why_not(use.compressor, kind)
     if reason:
         yield Mistake(_KIND, f'is "{kind}", but {reason}; use "auto"', ((*use.path, "name"),))
 
 
-def _sum_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
+def _sum_conflicts(use: Use, kind: str) -> Iterator[Mistake]:
     """What a sum rounds away on its way would be in nobody's residual."""
     sums = use.compressor.reduce if isinstance(use.compressor, Codec) else None
     fed = use.feedback in ("error", "scaled")
@@ -182,7 +151,7 @@ def _sum_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
         )
 
 
-def _estimate_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
+def _estimate_conflicts(use: Use, kind: str) -> Iterator[Mistake]:
     """Whoever shall keep the mean of all estimates must see every change."""
     if use.feedback == "ef21" and kind in ("all_reduce", "scatter_reduce", "per_hop"):
         yield Mistake(
@@ -193,7 +162,7 @@ def _estimate_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
         )
 
 
-def _entropy_conflicts(config: Settings, uses: Sequence[_Use]) -> Iterator[Mistake]:
+def _entropy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
     """Somebody's payloads must be there to be shortened, and the library that does it."""
     level, place = config.exchange.entropy_level, ("exchange", "entropy_level")
     if not level:
@@ -224,51 +193,6 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
     if factor and why:
         text = f'is {factor:g}, but {why}; use exchange.kind = "auto"'
         yield Mistake(("momentum", "factor"), text, (_KIND,))
-
-
-def _strategy_conflicts(config: Settings) -> Iterator[Mistake]:
-    """What supposes that gradients are averaged in each step."""
-    name, place = config.strategy and config.strategy.name, (("strategy", "name"),)
-    if name in (None, "hook", "overlapped"):
-        return
-    if config.momentum.factor:
-        text = (
-            f'is {config.momentum.factor:g}, but strategy.name = "{name}" averages parameters, and '
-            "momentum is each rank's optimizer's; leave it out"
-        )
-        yield Mistake(("momentum", "factor"), text, place)
-    if config.engine.recover:
-        text = (
-            f'is true, but strategy.name = "{name}" can not go on without a lost rank; leave it '
-            "out, and go on from a checkpoint"
-        )
-        yield Mistake(("engine", "recover"), text, place)
-
-
-def _gossip_conflicts(config: Settings, uses: Sequence[_Use]) -> Iterator[Mistake]:
-    """Who hears of its neighbours only, knows no sum over all ranks."""
-    if config.strategy is None or config.strategy.name != "gossip":
-        return
-    place = (("strategy", "name"),)
-    for use in uses:
-        codec = use.compressor if isinstance(use.compressor, Codec) else None
-        why = f"{use.name} exchanges in rounds of its own, with all ranks"
-        if codec is not None and isinstance(codec.bias(_TYPICAL_ELEMS), Biased):
-            why = f"{use.name} is no contraction as configured, and estimates would not follow"
-        elif codec is not None:
-            why = ""
-        if why:
-            text = f'is "{use.name}", but strategy.name = "gossip", and {why}; use another one'
-            yield Mistake((*use.path, "name"), text, place)
-        if use.feedback not in ("auto", "none"):
-            text = (
-                f'is "{use.feedback}", but strategy.name = "gossip" sends differences from an '
-                'estimate, in which nothing is lost; use "auto"'
-            )
-            yield Mistake(use.feedback_path, text, place)
-    if config.exchange.kind != "auto":
-        text = f'is "{config.exchange.kind}", but gossip has an exchange of its own; use "auto"'
-        yield Mistake(_KIND, text, place)
 
 
 def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:
@@ -335,9 +259,9 @@ def _hop_conflicts(config: Settings) -> Iterator[Mistake]:
         )
 
 
-def _wire_id_conflicts(uses: Iterable[_Use]) -> Iterator[Mistake]:
+def _wire_id_conflicts(uses: Iterable[Use]) -> Iterator[Mistake]:
     """Two packages that do not know of each other may have chosen the same number."""
-    first: dict[int, _Use] = {}
+    first: dict[int, Use] = {}
     for use in uses:
         if isinstance(use.compressor, Codec):
             other = first.setdefault(use.compressor.wire_id, use)

@@ -52,15 +52,17 @@ def assign(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Com
     Warns:
         ConfigWarning: A rule matches no parameter, or earlier rules take all that it does.
     """
-    chosen, idle = _deciding(config.rules, parameters)
+    ruled = [parameter for parameter in parameters if not parameter.exact]
+    chosen, idle = _deciding(config.rules, ruled)
     for index in idle[:_MOST_WARNINGS]:
-        text = _no_effect(index, config.rules[index], parameters)
+        text = _no_effect(index, config.rules[index], ruled)
         warnings.warn(text, ConfigWarning, stacklevel=2)
     if idle[_MOST_WARNINGS:]:
         text = f"{len(idle[_MOST_WARNINGS:])} more rules have no effect"
         warnings.warn(text, ConfigWarning, stacklevel=2)
     built = {index: _build(config, index) for index in set(chosen.values())}
-    return {p.name: built[chosen[p.name]] for p in parameters}
+    plain = NoCompression()
+    return {p.name: plain if p.exact else built[chosen[p.name]] for p in parameters}
 
 
 Test = Callable[[ParameterInfo], bool]

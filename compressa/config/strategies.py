@@ -19,6 +19,8 @@ from compressa.errors import ConfigError
 Every = Annotated[int, Ge(1), Le(1 << 20)]
 """Steps of the optimizer from one meeting to the next."""
 
+_LEAST_GAP = 1e-9
+
 Weight = Annotated[float, Ge(0), Lt(1)]
 Rate = Annotated[float, Gt(0), Le(1e3)]
 
@@ -73,8 +75,8 @@ class PostLocalSGD(Section):
     )
     after_steps: Annotated[int, Ge(1), Le(1 << 53)] | None = Field(
         default=None,
-        description="After how many steps the switch is. Not given: when the learning rate of "
-        "every rank is at most half of its first one.",
+        description="After how many steps the switch is. Not given: when the learning rate is at "
+        "most half of the largest there was.",
     )
 
 
@@ -99,12 +101,16 @@ class DiLoCo(Section):
     overlap_steps: Annotated[int, Ge(0), Le(1 << 20)] = Field(
         default=0,
         description="How many steps go on while a fragment is on its way (tau); at most "
-        "every / fragments.",
+        "every / fragments, and less than every. Of what they did to the fragment, mixing is kept.",
     )
     mixing: Weight = Field(
         default=0.0,
         description="Share of a rank's own values when an outer step's come back (alpha).",
     )
+
+    @property
+    def _most_overlap(self) -> int:
+        return min(self.every // self.fragments, self.every - 1)
 
     @model_validator(mode="after")
     def _check(self) -> DiLoCo:
@@ -112,11 +118,12 @@ class DiLoCo(Section):
         if self.fragments > self.every:
             text = f"is {self.fragments}, but every = {self.every} steps have room for no more"
             found.append(Mistake(("fragments",), text, (("every",),)))
-        elif self.overlap_steps > self.every // self.fragments:
-            most = self.every // self.fragments
+        elif self.overlap_steps > self._most_overlap:
+            apart, most = self.every // self.fragments, self._most_overlap
             text = (
-                f"is {self.overlap_steps}, but fragments meet {most} steps apart, and only one is "
-                f"on its way at a time; use at most {most}, or fewer fragments"
+                f"is {self.overlap_steps}, but fragments meet {apart} steps apart, only one is on "
+                "its way at a time, and steps taken meanwhile count for little; use at most "
+                f"{most}, or fewer fragments"
             )
             found.append(Mistake(("overlap_steps",), text, (("every",), ("fragments",))))
         if self.nesterov and not self.outer_momentum:
@@ -153,8 +160,8 @@ class Gossip(Section):
     )
     graph: Annotated[str, OneOf(GRAPHS)] = Field(
         default="ring",
-        description="Who are neighbours: ring: two; torus: four, on a grid; exponential: those 1, "
-        "2, 4, ... away; complete: all.",
+        description="Who are neighbours: ring: two; torus: four at most, on a grid; exponential: "
+        "those 1, 2, 4, ... away; complete: all.",
     )
     weights: Annotated[tuple[Annotated[tuple[float, ...], Listed()], ...], Listed()] | None = Field(
         default=None,
@@ -171,9 +178,15 @@ class Gossip(Section):
     def _check(self) -> Gossip:
         if self.weights is not None:
             try:
-                Graph(self.weights)
+                gap = Graph(self.weights).lazy(self.consensus).gap
             except ValueError as error:
                 refuse([Mistake(("weights",), str(error))])
+            if gap < _LEAST_GAP:
+                text = (
+                    "lets ranks swap parameters forever without coming nearer; give each rank a "
+                    "weight of its own, or set consensus below 1"
+                )
+                refuse([Mistake(("weights",), text, (("consensus",),))])
         return self
 
 

@@ -99,9 +99,10 @@ def open_handle(
     fragments = fragments or {}
     infos = tuple(replace(p, fragment=fragments.get(p.name, 0)) for p in infos)
     for name, elems in (exact or {}).items():
-        own = ParameterInfo(0, name, (elems,), fragment=max(fragments.values(), default=0))
+        last = max(fragments.values(), default=0)
+        own = ParameterInfo(0, name, (elems,), fragment=last, exact=True)
         infos = (own, *(replace(p, index=p.index + 1) for p in infos))
-        compressors |= assign(load_config({"compressor": "none"}), infos[:1])
+        compressors |= assign(config, infos[:1])
     engine = start_engine(
         config,
         group,

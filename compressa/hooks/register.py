@@ -53,10 +53,21 @@ def register_comm_hook(
         strategies=["hook"],
         check=lambda _: _check_combined_by_hook(model),
     )
+    install(model, handle, scaler)
+    return handle
+
+
+def install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> None:
+    """Have an open engine combine the gradients of a DDP model from now on.
+
+    Args:
+        model: Wrapped, not yet trained, and without another hook.
+        handle: Open for its parameters, over its process group.
+        scaler: The `GradScaler`, if losses are scaled.
+    """
     with handle.closed_on_error():
         handle.attach(model)
         _install(model, handle, scaler)
-    return handle
 
 
 def _check_model(model: DistributedDataParallel) -> None:

@@ -22,13 +22,11 @@ class Facts:
 
     Attributes:
         rate: The largest learning rate now.
-        first_rate: The largest when training began.
         step_s: Seconds of a step since the last meeting, without it.
         meeting_s: Seconds of the last meeting; 0 if there was none.
     """
 
     rate: float
-    first_rate: float
     step_s: float
     meeting_s: float
 
@@ -38,9 +36,15 @@ class Cadence(ABC):
 
     Attributes:
         told: How many numbers `tell` returns.
+        timed: Whether it goes by times.
+        memory: A float32 number that it keeps from meeting to meeting; saved with the anchors.
     """
 
     told: int = 0
+    timed: bool = False
+
+    def __init__(self) -> None:
+        self.memory = 0.0
 
     def tell(self, facts: Facts) -> Sequence[float]:
         """Return what the next choice rests on, and ranks may differ in."""
@@ -57,78 +61,93 @@ class Cadence(ABC):
         """
 
 
-@dataclass(frozen=True)
 class Always(Cadence):
     """The same H throughout."""
 
-    every: int
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self._every = every
 
     def choose(self, steps: int, means: Sequence[float]) -> int:
         """As given."""
         del steps, means
-        return self.every
+        return self._every
 
 
-@dataclass(frozen=True)
 class AfterSteps(Cadence):
     """1, and from a step on `every`."""
 
-    every: int
-    first: int
+    def __init__(self, every: int, first: int) -> None:
+        super().__init__()
+        self._every, self._first = every, first
 
     def choose(self, steps: int, means: Sequence[float]) -> int:
         """By the number of steps."""
         del means
-        return self.every if steps >= self.first else 1
+        return self._every if steps >= self._first else 1
 
 
-@dataclass(frozen=True)
 class AfterDecay(Cadence):
-    """1, and once every rank's learning rate is half of its first one, `every`."""
+    """1, and once the learning rate is half of the largest there was, `every` for good."""
 
-    every: int
     told = 1
 
-    def tell(self, facts: Facts) -> Sequence[float]:
-        """Whether it is."""
-        return (float(facts.rate <= _HALF * facts.first_rate),)
-
-    def choose(self, steps: int, means: Sequence[float]) -> int:
-        """Wait for all."""
-        del steps
-        return self.every if list(means) == [1.0] else 1
-
-
-@dataclass(frozen=True)
-class ByRate(Cadence):
-    """The quadratic rule: H grows as 1 / rate^2 (Gu, Lyu, Arora, Huang and Huang, ICLR 2024)."""
-
-    every: int
-    scale: float
-    longest: int
-    told = 1
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self._every = every
 
     def tell(self, facts: Facts) -> Sequence[float]:
         """The learning rate."""
         return (facts.rate,)
 
     def choose(self, steps: int, means: Sequence[float]) -> int:
-        """By the mean rate."""
+        """By the mean rate; the memory is the largest one, or infinite after the switch."""
+        del steps
+        if means:
+            (rate,) = means
+            fallen = 0 < rate <= _HALF * self.memory * _ROUNDED
+            self.memory = math.inf if fallen else max(self.memory, rate)
+        return self._every if math.isinf(self.memory) else 1
+
+
+class ByRate(Cadence):
+    """The quadratic rule: H grows as 1 / rate^2 (Gu, Lyu, Arora, Huang and Huang, ICLR 2024).
+
+    While the rate rises, as in a warm-up, and after the first meeting, H is `every`.
+    """
+
+    told = 1
+
+    def __init__(self, every: int, scale: float, longest: int) -> None:
+        super().__init__()
+        self._every, self._scale, self._longest = every, scale, longest
+
+    def tell(self, facts: Facts) -> Sequence[float]:
+        """The learning rate."""
+        return (facts.rate,)
+
+    def choose(self, steps: int, means: Sequence[float]) -> int:
+        """By the mean rate; the memory is that of the last meeting."""
         del steps
         if not means:
-            return self.every
-        wanted = math.inf if means[0] <= 0 else (self.scale / means[0]) ** 2 * _ROUNDED
-        return max(self.every, int(min(wanted, self.longest)))
+            return self._every
+        (rate,), before = means, self.memory
+        self.memory = rate
+        if rate > before * _ROUNDED:
+            return self._every
+        wanted = math.inf if rate <= 0 else (self._scale / rate) ** 2 * _ROUNDED
+        return max(self._every, int(min(wanted, self._longest)))
 
 
-@dataclass(frozen=True)
 class ByLink(Cadence):
     """As many steps as it takes for a meeting to last a share of them, as both were measured."""
 
-    every: int
-    share: float
-    longest: int
     told = 2
+    timed = True
+
+    def __init__(self, every: int, share: float, longest: int) -> None:
+        super().__init__()
+        self._every, self._share, self._longest = every, share, longest
 
     def tell(self, facts: Facts) -> Sequence[float]:
         """A step's time, and the last meeting's."""
@@ -137,7 +156,7 @@ class ByLink(Cadence):
     def choose(self, steps: int, means: Sequence[float]) -> int:
         """By the mean times; `every` until a meeting was measured."""
         del steps
-        if not means or means[1] <= 0 or means[0] <= 0:
-            return self.every
-        wanted = math.ceil(means[1] / (self.share * means[0]))
-        return max(1, min(wanted, self.longest))
+        if not means or min(means) <= 0:
+            return self._every
+        step_s, meeting_s = means
+        return max(1, min(math.ceil(meeting_s / (self._share * step_s)), self._longest))

@@ -21,42 +21,39 @@ from compressa.strategies.periodic import Periodic, Replica, Rule, kept, open_pe
 class Outer(Rule):
     """SGD with (Nesterov) momentum on the anchors, by outer gradients: minus the mean difference.
 
+    Not torch's, whose additions of a multiple are rounded once on some processors and twice on
+    others, so that anchors would not have the same bits on all ranks.
+
     Args:
         settings: The outer optimizer's, and how much of its own each rank keeps.
     """
 
     def __init__(self, settings: DiLoCo) -> None:
         self._settings = settings
-        self._optimizer: torch.optim.SGD | None = None
+        self._momenta: dict[int, torch.Tensor] = {}  # by replica
         self.unites = not settings.mixing
 
     def prepare(self, replicas: Mapping[str, Replica], handle: Handle) -> None:
-        """Make the outer optimizer, whose momenta are kept with the anchors."""
-        settings, anchors = self._settings, [replica.anchor for replica in replicas.values()]
-        self._optimizer = torch.optim.SGD(
-            anchors,
-            lr=settings.outer_rate,
-            momentum=settings.outer_momentum,
-            nesterov=settings.nesterov,
-        )
-        if settings.outer_momentum:
+        """Make the momenta, which are kept with the anchors."""
+        if self._settings.outer_momentum:
             known = {parameter.name: parameter for parameter in handle.engine.parameters}
             for name, replica in replicas.items():
                 momentum = kept("outer_momentum", known[name], handle)
-                # Zeros serve as well as nothing: the first step's momentum is its gradient.
-                state = self._optimizer.state[replica.anchor]
-                state["momentum_buffer"] = momentum.view(replica.anchor.shape)
+                self._momenta[id(replica)] = momentum.view(replica.anchor.shape)
 
     def meet(self, replicas: Sequence[Replica]) -> None:
         """Take an outer step, and have parameters follow."""
-        assert self._optimizer is not None, "prepare comes first"
+        settings = self._settings
         for replica in replicas:
-            replica.anchor.grad = replica.difference.float().neg_()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        for replica in replicas:
-            if self._settings.mixing:
-                mixed = torch.lerp(replica.anchor, replica.own.float(), self._settings.mixing)
+            change = replica.difference.float()
+            momentum = self._momenta.get(id(replica))
+            if momentum is not None:
+                momentum.mul_(settings.outer_momentum).add_(change)
+                ahead = momentum * settings.outer_momentum
+                change = ahead.add_(change) if settings.nesterov else momentum
+            replica.anchor.add_(change * settings.outer_rate)
+            if settings.mixing:
+                mixed = torch.lerp(replica.anchor, replica.own.float(), settings.mixing)
                 replica.own.copy_(mixed)
             else:
                 replica.own.copy_(replica.anchor)

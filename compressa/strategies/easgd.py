@@ -33,7 +33,8 @@ class Elastic(Rule):
         """Move the rank's own parameters by where the centre was, then the centre."""
         for replica in replicas:
             replica.own.lerp_(replica.anchor.to(replica.own.dtype), self._alpha)
-            replica.anchor.add_(replica.difference, alpha=self._pull)
+            # Rounded twice on every processor, so that anchors have the same bits on all ranks.
+            replica.anchor.add_(replica.difference.mul_(self._pull))
 
 
 def open_easgd(training: Training) -> Strategy:

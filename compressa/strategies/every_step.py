@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch.nn.parallel import DistributedDataParallel
 
+from compressa.errors import StateError
 from compressa.hooks import register_comm_hook
+from compressa.hooks.opening import open_handle
+from compressa.hooks.register import install
 from compressa.overlap import OverlappedDataParallel
 from compressa.strategies.base import Strategy, Training
 
@@ -30,10 +33,20 @@ class EveryStep(Strategy):
 
 def open_hook(training: Training) -> Strategy:
     """Register the hook with a DistributedDataParallel, which is made unless it is one already."""
-    model, scaler = training.model, training.scaler
-    if not isinstance(model, DistributedDataParallel):
-        model = DistributedDataParallel(model, process_group=training.group)
-    handle = register_comm_hook(model, training.source, scaler=scaler)
+    model, scaler, group = training.model, training.scaler, training.group
+    if isinstance(model, DistributedDataParallel):
+        if model.process_group != group:
+            raise StateError(
+                "compressa.attach: this DistributedDataParallel is of another process group; give "
+                "that one as group"
+            )
+        handle = register_comm_hook(model, training.source, scaler=scaler)
+    else:  # ranks agree on the configuration before any of them waits in DDP's constructor
+        caller, source = training.caller, training.source
+        handle = open_handle(caller, source, model, group, strategies=["hook"])
+        with handle.closed_on_error():
+            model = DistributedDataParallel(model, process_group=group)
+        install(model, handle, scaler)
     return EveryStep(model, training.optimizer, handle, scaler)
 
 

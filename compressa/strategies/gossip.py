@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from compressa.aggregators.gossip import ESTIMATE, NEARBY
+from compressa.aggregators.gossip import DISTANCE, ESTIMATE
 from compressa.config.strategies import Gossip, graph_of
 from compressa.errors import StateError, TransportError
 from compressa.hooks import Handle, broadcast
 from compressa.hooks.opening import open_handle
 from compressa.parameters import as_real
 from compressa.strategies.base import Strategy, Training
-from compressa.strategies.refusals import check_local
+from compressa.strategies.refusals import check_local, check_memory
 
 
 class Gossiping(Strategy):
@@ -57,6 +57,7 @@ class Gossiping(Strategy):
         self._taken += 1
         if self._taken == self._every:
             self._taken = 0
+            check_memory(self.model, self._own)
             self.handle.wait([self.handle.submit(self._own)], "neighbours")
 
     def sync(self) -> None:
@@ -67,8 +68,8 @@ class Gossiping(Strategy):
         buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         try:
             for values in (*self._own.values(), *buffers):
+                values.div_(group.size())  # a sum of large constants might have no number
                 dist.all_reduce(values, group=group)
-                values.div_(group.size())
         except RuntimeError as error:
             self.handle.check()  # says who is lost, where that is known
             raise TransportError(f"strategy.sync: ranks could not meet: {error}") from error
@@ -95,13 +96,12 @@ class Gossiping(Strategy):
                 own.copy_(estimate.view(own.shape))
 
     def _agree(self) -> None:
-        """All ranks hold the same: so do their estimates, and every mean of them."""
+        """All ranks hold the same: so do their estimates, and nobody is away."""
         vectors = self.handle.engine.state.vectors
         for name, own in self._own.items():
-            for kind in (ESTIMATE, NEARBY):
-                vector = vectors.get(f"{kind}/{name}")
-                if vector is not None:
-                    vector.copy_(own.flatten())
+            if f"{ESTIMATE}/{name}" in vectors:
+                vectors[f"{ESTIMATE}/{name}"].copy_(own.flatten())
+                vectors[f"{DISTANCE}/{name}"].zero_()
 
 
 def open_gossip(training: Training) -> Strategy:

@@ -33,10 +33,10 @@ from compressa.parameters import ParameterInfo, as_real
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import Cadence, Facts
 from compressa.strategies.fragments import begins_after, cut
-from compressa.strategies.refusals import check_local
+from compressa.strategies.refusals import check_local, check_memory
 
 TOLD = "compressa: told at meetings"
-_PROGRESS = ParameterInfo(0, "compressa: progress", (3,))
+_PROGRESS = ParameterInfo(0, "compressa: progress", (4,))
 _DIGITS = 1 << 20  # a float32 holds a number below it exactly
 
 
@@ -127,18 +127,19 @@ class Periodic(Strategy):
         self._anchors = _Anchors(handle.group)
         handle.attach(self._anchors)
         replicas = _replicas(model, handle)
+        self._own = {name: replica.own for name, replica in replicas.items()}
         rule.prepare(replicas, handle)
         self._fragments = _by_fragment(replicas, handle)
-        self._buffers = _averaged(model)
         device = handle.engine.device_stream.device
-        self._told = torch.zeros(_told_elems(model, cadence), device=device)
-        self._progress = kept("strategy", _PROGRESS, handle)
-        self._attached_rate = self._rate
+        self._told = self._sent = torch.zeros(_told_elems(model, cadence), device=device)
+        assert handle.config.strategy is not None, "the configuration names one"
+        self._progress = kept(f"strategy_{handle.config.strategy.name}", _PROGRESS, handle)
         self._steps = self._taken = self._next = 0
         self._flight: Flight | None = None
         self._united = True
         self._meeting_s, self._begun_s = 0.0, time.monotonic()
         self.every = cadence.choose(0, ())
+        self._note_progress()
 
     def step(self) -> None:
         """Take a step of the optimizer; meet the other ranks if it is time to."""
@@ -179,8 +180,11 @@ class Periodic(Strategy):
                 "and others not; call strategy.sync() first, on all ranks"
             )
         super().load(path)
-        self.every, high, low = map(int, self._progress.tolist())
-        self._steps, self._taken = high * _DIGITS + low, 0
+        every, high, low, memory = self._progress.tolist()
+        self._steps, self._taken = int(high) * _DIGITS + int(low), 0
+        self._cadence.memory = memory
+        # What is told at meetings has been; all else is as the configuration says now.
+        self.every = int(every) if self._cadence.told else self._cadence.choose(self._steps, ())
         self._unite()
 
     def _meet(self) -> None:
@@ -200,6 +204,9 @@ class Periodic(Strategy):
         integrity, step = self.handle.integrity, self.handle.next_step
         replicas = self._fragments[self._next]
         last = self._next == len(self._fragments) - 1
+        check_memory(self.model, self._own)
+        if self._cadence.timed and self._told.is_cuda:
+            torch.cuda.synchronize(self._told.device)  # else the meeting would be put down to it
         left_s = time.monotonic()
         with torch.no_grad():
             for replica in replicas.values():
@@ -237,38 +244,40 @@ class Periodic(Strategy):
         self._begun_s = time.monotonic()
         self._meeting_s = self._begun_s - left_s
         self.every = self._cadence.choose(self._steps, means)
-        progress = (self.every, *divmod(self._steps, _DIGITS))
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        progress = (self.every, *divmod(self._steps, _DIGITS), self._cadence.memory)
         self._progress.copy_(torch.tensor(progress, dtype=torch.float32))
 
     def _tell(self, step_s: float) -> None:
         """Write what the next choice of H rests on, and buffers."""
-        facts = Facts(self._rate, self._first_rate, step_s, self._meeting_s)
-        told = self._cadence.tell(facts)
+        told = self._cadence.tell(Facts(self._rate, step_s, self._meeting_s))
         self._told[: len(told)] = torch.tensor(told)
         begin = len(told)
-        for buffer in self._buffers:
+        for buffer in _averaged(self.model):
             self._told[begin : begin + buffer.numel()] = buffer.flatten()
             begin += buffer.numel()
+        self._sent = self._told.clone() if self._overlap_steps else self._told
 
     def _hear(self) -> list[float]:
-        """Take over the means of buffers; return those of the rest."""
+        """Take over the means of buffers, with what they learnt since; return those of the rest."""
         if not self._told.numel():
             return []
-        sizes = [self._cadence.told, *(buffer.numel() for buffer in self._buffers)]
-        means, *buffers = self._told.split(sizes)
-        for buffer, mean in zip(self._buffers, buffers, strict=True):
-            buffer.copy_(mean.view_as(buffer))
+        buffers = _averaged(self.model)
+        sizes = [self._cadence.told, *(buffer.numel() for buffer in buffers)]
+        means, *came = self._told.split(sizes)
+        _, *sent = self._sent.split(sizes)
+        for buffer, mean, own in zip(buffers, came, sent, strict=True):
+            if self._taken:
+                buffer.add_((mean - own).view_as(buffer))
+            else:
+                buffer.copy_(mean.view_as(buffer))
         return list(map(float, means))
 
     @property
     def _rate(self) -> float:
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
-
-    @property
-    def _first_rate(self) -> float:
-        """Schedulers keep it with the optimizer."""
-        groups = self.optimizer.param_groups
-        return max(float(group.get("initial_lr", self._attached_rate)) for group in groups)
 
     def _all(self) -> Iterable[Replica]:
         return (replica for part in self._fragments for replica in part.values())

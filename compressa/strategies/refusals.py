@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compressa.config.strategies import DiLoCo
+from compressa.config.strategies import EASGD, DiLoCo
 from compressa.errors import CompressaError, ConfigError, StateError
 from compressa.overlap import OverlappedDataParallel
 from compressa.strategies.base import Training
@@ -24,8 +26,30 @@ def check_local(training: Training, *, doubles: bool = False) -> None:
         ConfigError: A parameter has a dtype that an anchor can not have, or a setting does not fit.
     """
     found = _fault_of_model(training.model, doubles) or _fault_of_optimizer(training)
+    if found is None and isinstance(training.config.strategy, EASGD):
+        found = _fault_of_small_shares(training.model)
     if found is not None:
         raise found
+
+
+def check_memory(model: nn.Module, averaged: Mapping[str, torch.Tensor]) -> None:
+    """Refuse parameters that are not those of when the strategy began.
+
+    Args:
+        model: What is trained.
+        averaged: By name, the memory of what ranks average.
+
+    Raises:
+        StateError: There is another parameter now, or one lies elsewhere.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.numel():
+            known = averaged.get(name)
+            if known is None or known.data_ptr() != parameter.data_ptr():
+                raise StateError(
+                    f"the parameter {name!r} was thawed, moved or replaced since compressa.attach, "
+                    "and ranks would not average it; close the strategy and attach the model anew"
+                )
 
 
 def _fault_of_model(model: nn.Module, doubles: bool) -> CompressaError | None:
@@ -49,8 +73,24 @@ def _fault_of_model(model: nn.Module, doubles: bool) -> CompressaError | None:
     return None
 
 
+def _fault_of_small_shares(model: nn.Module) -> CompressaError | None:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
+            return ConfigError(
+                f"the parameter {name!r} is made of {parameter.dtype} values, which round away the "
+                "small shares by which easgd moves them; train in float32 (with autocast), or "
+                "choose another strategy"
+            )
+    return None
+
+
 def _fault_of_optimizer(training: Training) -> CompressaError | None:
     optimizer, strategy = training.optimizer, training.config.strategy
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return StateError(
+            "compressa.attach: LBFGS evaluates the loss in its step, and strategy.step() comes "
+            "after the backward pass; use another optimizer"
+        )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in training.model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:

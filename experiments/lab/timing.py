@@ -151,8 +151,8 @@ def measure(cell: TimeCell, edge: Edge) -> TimeAnswer:
         timed = range(cell.warmup_steps, cell.warmup_steps + cell.steps)
         before = _at_edge(edge, "start", attachment)
         times = _steps(stepper, attachment, timed)
-        attachment.sync()
         after = _at_edge(edge, "end", attachment)
+        attachment.sync()
         probe.stretch((cell.steps + 1) // 2)
     finally:
         attachment.close()

@@ -31,9 +31,11 @@ def test_a_name_stands_for_all_defaults_and_survives_toml(name: str) -> None:
         ({"name": "post_local_sgd", "after_steps": 0}, "after_steps: must be at least 1"),
         ({"name": "diloco", "fragments": 101}, "have room for no more"),
         ({"name": "diloco", "fragments": 4, "overlap_steps": 26}, "use at most 25"),
+        ({"name": "diloco", "every": 4, "overlap_steps": 4}, "use at most 3"),
         ({"name": "diloco", "outer_momentum": 0.0}, "outer_momentum = 0"),
         ({"name": "gossip", "graph": "star"}, 'must be one of "ring"'),
         ({"name": "gossip", "weights": [[1.0, 0.0], [0.0, 1.0]]}, "weights: is of a graph that is"),
+        ({"name": "gossip", "weights": [[0.0, 1.0], [1.0, 0.0]]}, "ranks swap parameters forever"),
         ({"name": "gossip", "weights": [[0.5, 0.4], [0.4, 0.5]]}, "weights of a rank sum to 1"),
         ({"name": "gossip", "consensus": 0.0}, "consensus: must be greater than 0"),
     ],
@@ -44,11 +46,24 @@ def test_a_mistake_is_refused_with_what_would_be_right(strategy: Any, said: str)
     assert said in str(refused.value)
 
 
+def test_a_distance_that_comes_again_has_no_residual() -> None:
+    load_config({"strategy": "easgd", "compressor": "qsgd"})
+    load_config({"strategy": "easgd", "compressor": "int8", "feedback": {"kind": "none"}})
+    for beside, said in (
+        ({"compressor": "int8"}, 'a residual would add it up; use "none"'),
+        ({"compressor": "topk", "feedback": {"kind": "none"}}, "loses much of a distance"),
+        ({"compressor": "powersgd"}, "use int8, int4 or an unbiased one"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            load_config({"strategy": "easgd", **beside})
+        assert said in str(refused.value)
+
+
 def test_what_supposes_a_mean_in_each_step_is_refused() -> None:
     beside = {"momentum": {"factor": 0.9}, "engine": {"recover": True}, "compressor": "topk"}
     load_config({"strategy": "hook", **beside})
     with pytest.raises(ConfigError) as refused:
-        load_config({"strategy": "easgd", **beside})
+        load_config({"strategy": "local_sgd", **beside})
     assert "momentum.factor" in str(refused.value)
     assert "engine.recover" in str(refused.value)
 

@@ -225,3 +225,51 @@ def opened_otherwise(*, config: Any, by: str) -> None:
         compressa.open_parameter_server(dist.group.WORLD, {"a": [3]}, config)
     else:
         compressa.open_engine(config, model)
+
+
+def saved_before_a_meeting(*, config: Any, folder: str) -> list[Any]:
+    """Save what has just begun, and train on from that; return what another run of it gives."""
+    ends = []
+    for begins in (False, True):
+        model = Regression()
+        with compressa.attach(model, sgd(model), config) as strategy:
+            if begins:
+                strategy.load(folder)
+            else:
+                strategy.save(folder)
+            for number in range(9):
+                take_step(strategy, number)
+            strategy.sync()
+            ends.append(values_of(model))
+    return ends
+
+
+def moved(*, config: Any) -> None:
+    """Replace a parameter's memory after it was attached."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        model.first.data = model.first.data.clone()
+        for number in range(9):
+            take_step(strategy, number)
+
+
+def running_means(*, config: Any, steps: int) -> list[Any]:
+    """Return running means after training and `sync`."""
+    model = Normed()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(steps):
+            take_step(strategy, number)
+        own = model.norm.running_mean.tolist()
+        strategy.sync()
+        return [own, model.norm.running_mean.tolist()]
+
+
+def switched(*, config: Any, to: Any) -> list[str]:
+    """Switch; return the names of what is told at meetings compresses with, before and after."""
+    model = Normed()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        step = strategy.handle.switch(to)
+        for number in range(step + 2):
+            take_step(strategy, number)
+        strategy.sync()
+        return sorted(strategy.stats().compressors)

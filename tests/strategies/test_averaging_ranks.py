@@ -51,7 +51,7 @@ def diloco(draw: st.DrawFn) -> dict[str, Any]:
         "name": "diloco",
         "every": every,
         "fragments": fragments,
-        "overlap_steps": draw(st.integers(0, every // fragments)),
+        "overlap_steps": draw(st.integers(0, min(every // fragments, every - 1))),
         "mixing": draw(st.sampled_from([0.0, 0.5])),
         "outer_rate": draw(st.floats(0.1, 1.0)),
         "outer_momentum": draw(st.floats(0.1, 0.9)) if nesterov else 0.0,

@@ -1,0 +1,89 @@
+"""What a strategy can not have beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compressa.codecs.base import Biased, Codec, Contraction
+from compressa.config.mistakes import Mistake
+from compressa.config.settings import Settings
+from compressa.config.uses import TYPICAL_ELEMS, Use
+
+_LOSES_LITTLE = 0.5  # of the square of a vector
+
+
+def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
+    """Yield every impossible combination with the strategy that is named.
+
+    Args:
+        config: Its parts are valid.
+        uses: Where it names compressors.
+    """
+    if config.strategy is None:
+        return
+    yield from _momentum_conflicts(config)
+    if config.strategy.name == "gossip":
+        yield from _gossip_conflicts(config, uses)
+    if config.strategy.name == "easgd":
+        yield from _easgd_conflicts(uses)
+
+
+def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
+    """What supposes that gradients are averaged in each step."""
+    name, place = config.strategy and config.strategy.name, (("strategy", "name"),)
+    if name in (None, "hook", "overlapped"):
+        return
+    if config.momentum.factor:
+        text = (
+            f'is {config.momentum.factor:g}, but strategy.name = "{name}" averages parameters, and '
+            "momentum is each rank's optimizer's; leave it out"
+        )
+        yield Mistake(("momentum", "factor"), text, place)
+    if config.engine.recover:
+        text = (
+            f'is true, but strategy.name = "{name}" can not go on without a lost rank; leave it '
+            "out, and go on from a checkpoint"
+        )
+        yield Mistake(("engine", "recover"), text, place)
+
+
+def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
+    """Ranks stay away from the centre: a residual would add the distance up, meeting by meeting."""
+    place, again = (("strategy", "name"),), 'strategy.name = "easgd" sends each distance anew'
+    for use in uses:
+        codec = use.compressor if isinstance(use.compressor, Codec) else None
+        bias = None if codec is None else codec.bias(TYPICAL_ELEMS)
+        most = isinstance(bias, Contraction) and bias.delta < _LOSES_LITTLE
+        if codec is None or isinstance(bias, Biased) or most:
+            text = (
+                f'is "{use.name}", which loses much of a distance or keeps it for later, but '
+                f"{again}; use int8, int4 or an unbiased one"
+            )
+            yield Mistake((*use.path, "name"), text, place)
+        elif codec.error_feedback and use.feedback != "none":
+            text = f'is "{use.feedback}", but {again}, and a residual would add it up; use "none"'
+            yield Mistake(use.feedback_path, text, place)
+
+
+def _gossip_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
+    """Who hears of its neighbours only, knows no sum over all ranks."""
+    place = (("strategy", "name"),)
+    for use in uses:
+        codec = use.compressor if isinstance(use.compressor, Codec) else None
+        why = f"{use.name} exchanges in rounds of its own, with all ranks"
+        if codec is not None and isinstance(codec.bias(TYPICAL_ELEMS), Biased):
+            why = f"{use.name} is no contraction as configured, and estimates would not follow"
+        elif codec is not None:
+            why = ""
+        if why:
+            text = f'is "{use.name}", but strategy.name = "gossip", and {why}; use another one'
+            yield Mistake((*use.path, "name"), text, place)
+        if use.feedback not in ("auto", "none"):
+            text = (
+                f'is "{use.feedback}", but strategy.name = "gossip" sends differences from an '
+                'estimate, in which nothing is lost; use "auto"'
+            )
+            yield Mistake(use.feedback_path, text, place)
+    if config.exchange.kind != "auto":
+        text = f'is "{config.exchange.kind}", but gossip has an exchange of its own; use "auto"'
+        yield Mistake(("exchange", "kind"), text, place)
