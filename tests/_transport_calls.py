@@ -244,8 +244,9 @@ def too_much_early(*, limit_bytes: int, size: int, kind: str = "tcp", within_s: 
             exchange = Exchange({}, {0: torch.zeros(1, dtype=torch.uint8)})
             transport.exchange(Key(0, 1, 0), exchange, 0, answers.done(Key(0, 1, 0)))
         until(lambda: failures or transport.rank == 0, within_s)
-        dist.barrier()
-        return str(failures[0]) if failures and transport.rank == 1 else ""
+        said = str(failures[0]) if failures and transport.rank == 1 else ""
+        dist.barrier()  # then rank 0 leaves, which rank 1 takes for a loss
+        return said
 
 
 def wrong_length(*, kind: str, sent: int, due: int) -> str:
