@@ -260,8 +260,9 @@ class TestBetweenTwo:
 
     @pytest.mark.alone
     def test_waiting_takes_next_to_no_time_of_the_processor(self, pair: MpiGroup) -> None:
+        # Of a core: who spins takes all of it, and a slow machine twice the time of a fast one.
         for shares in pair.run(cost_of_waiting, seconds=0.6):
-            assert max(shares.values()) < 0.04, shares
+            assert max(shares.values()) < 0.1, shares
 
     def test_a_goodbye_ends_the_wait(self, pair: MpiGroup) -> None:
         assert pair.run(leave_early, kind="mpi") == [HAS_LEFT, ""]
