@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -208,6 +209,20 @@ def test_ranks_meet_every_so_many_steps_as_the_page_of_strategies_says(tmp_path:
     for done in ranks_of("train.py", 2, tmp_path):
         assert re.fullmatch(r"3 meetings, 6\.\d times smaller, the loss is 0\.\d+\n", done.stdout)
     assert (tmp_path / "ckpt" / "strategy" / "manifest.json").exists()
+
+
+def test_the_figures_of_strategies_are_those_of_their_file() -> None:
+    file = ROOT / "experiments" / "results" / "strategies" / "cells.jsonl"
+    cells = [json.loads(line) for line in file.read_text().splitlines()]
+    near = {cell["compressor"]: cell for cell in cells if cell["link"] is None}
+    far = {cell["compressor"]: cell for cell in cells if cell["link"] == "10mbit"}
+    assert len(near) == 10
+    for name, cell in near.items():
+        sent = cell["sent_bytes"] / 1e6
+        share = cell["sent_bytes"] / near["ddp-float32"]["sent_bytes"]
+        seconds = f"{far[name]['elapsed_s']:.1f}" if name in far else "-"
+        row = f"| `{name}` | {100 * cell['metrics']['accuracy']:.2f} % | {sent:.1f} | {share:.4f} |"
+        assert f"{row} {seconds} |" in STRATEGIES
 
 
 def test_the_page_of_strategies_names_all_of_them() -> None:
