@@ -69,7 +69,8 @@ class Strategy(ABC):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close it; after an error without waiting for the other ranks."""
         try:
-            self.handle.__exit__(kind, error, trace)
+            if error is not None:
+                self.handle.__exit__(kind, error, trace)
         finally:
             self.close()
 

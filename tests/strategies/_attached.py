@@ -187,6 +187,18 @@ def every_step(*, config: Any, steps: int) -> list[Any]:
         return [values_of(plain), values_of(model)]
 
 
+def left_without_sync(*, steps: int) -> list[Any]:
+    """Train by DDP alone, and overlapped in a `with` block that ends with updates still due."""
+    ends = []
+    for config in ({"strategy": "hook"}, {"strategy": "overlapped"}):
+        model = Regression()
+        with compressa.attach(model, sgd(model), config) as strategy:
+            for number in range(steps):
+                take_step(strategy, number)
+        ends.append(values_of(model))
+    return ends
+
+
 def scaled(*, config: Any, steps: int) -> list[Any]:
     """Train with a scaler, of whose steps one overflows on every rank; return parameters."""
     model = Regression()

@@ -13,6 +13,7 @@ from _attached import (
     every_step,
     go_on,
     history,
+    left_without_sync,
     lost,
     meetings,
     moved,
@@ -108,6 +109,11 @@ def test_who_meets_in_each_step_has_the_bits_of_ddp(strategy: str | None, two: G
     config = {} if strategy is None else {"strategy": strategy}
     for plain, own in two.run(every_step, config=config, steps=5):
         assert plain == own
+
+
+def test_the_end_of_a_block_does_what_is_due(two: Group) -> None:
+    for plain, overlapped in two.run(left_without_sync, steps=5):
+        assert plain == overlapped
 
 
 @pytest.mark.parametrize("strategy", ["hook", "local_sgd"])

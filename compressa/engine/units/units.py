@@ -197,7 +197,7 @@ def build_units(
         Units in the order in which backward readies them, numbered from 0.
     """
     groups: dict[_Kind, _Group] = {}
-    for parameter in parameters:
+    for parameter in reversed(parameters):  # those that are not full go in the order of backward
         kind = _kind(parameter, compressors)
         groups.setdefault(kind, _Group(kind.compressor, kind.dtype)).count(parameter)
     ready: list[tuple[list[Segment], Compressor]] = []

@@ -168,3 +168,11 @@ def test_small_models_and_large_ones_have_about_as_many_units() -> None:
         assert layers[:largest] == sorted(layers[:largest])
         assert layers[largest:] == sorted(layers[largest:], reverse=True)
         assert layers[0] == layers[-1] == 1
+
+
+def test_units_that_never_fill_come_in_the_order_of_backward_too() -> None:
+    kinds = [("first", torch.float32), ("second", torch.float16), ("third", torch.bfloat16)]
+    model = [ParameterInfo(i, name, (8,), dtype) for i, (name, dtype) in enumerate(kinds)]
+    none = dict.fromkeys((name for name, _ in kinds), NoCompression())
+    units = build_units(model, none, UnitSizes(1 << 20, 1, 1 << 20))
+    assert [unit.layout.segments[0].name for unit in units] == ["third", "second", "first"]
