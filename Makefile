@@ -28,10 +28,9 @@ kernels: install
 	$(BIN)/python -m compressa.transports.lowered.compile
 
 # What has deadlines: ranks, which wait for one another half of the time, two tests at a time; then what
-# shapes links or tells the time, one by one. Beside it, on what it leaves of the cores, what has none.
-# The latter may take ten minutes for what alone takes one. Of a part of the tests there may be none of
-# one kind, which is status 5. What one of the many
-# processes has compiled of Python's files the others load.
+# shapes links or tells the time, one by one. Beside it, on what it leaves of the cores, what has none,
+# and may take ten minutes for what alone takes one. Of a part of the tests there may be none of one
+# kind, which is status 5. What one of the many processes has compiled of Python's files the others load.
 test test-deadlines test-others: export PYTHONDONTWRITEBYTECODE =
 test: kernels
 	$(MAKE) --jobs 2 test-deadlines test-others

@@ -58,7 +58,11 @@ def commands() -> list[list[str]]:
 
 def spoken_of() -> set[str]:
     """Commands in running text: `make check`, `compressa explain`."""
-    return set(re.findall(r"`((?:make|compressa|python) [^`]+)`", README + ARCHITECTURE + ENGINE))
+    return set(
+        re.findall(
+            r"`((?:make|compressa|python) [^`]+)`", README + ARCHITECTURE + ENGINE + STRATEGIES
+        )
+    )
 
 
 def all_commands() -> list[list[str]]:

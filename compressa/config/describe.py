@@ -102,24 +102,23 @@ def _say_missing(error: ErrorDetails) -> str:
 
 def not_a_compressor(name: str) -> str:
     """Return the sentence that refuses a name, and offers those that there are."""
-    return f"{show(name)} is not a compressor{_offer(name, list(CHOICES))}"
+    return _not_a("compressor", name)
 
 
-def _say_branch(error: ErrorDetails) -> str:
-    kind = str(error["loc"][-1])
-    if kind not in _BRANCHES or kind == "compressor":
-        return not_a_compressor(error["ctx"]["tag"])
-    name = error["ctx"]["tag"]
+def _not_a(kind: str, name: str) -> str:
     return f"{show(name)} is not a {kind}{_offer(name, list(_BRANCHES[kind]))}"
 
 
+def _kind(error: ErrorDetails) -> str:
+    return "strategy" if error["loc"][-1] == "strategy" else "compressor"
+
+
 def _say_no_branch(error: ErrorDetails) -> str:
-    branches = _BRANCHES.get(error["loc"][-1], CHOICES)
-    return f"has no name; give name = one of {_quoted(list(branches))}"
+    return f"has no name; give name = one of {_quoted(list(_BRANCHES[_kind(error)]))}"
 
 
 def _say_no_table(error: ErrorDetails) -> str:
-    example = "diloco" if error["loc"][-1] == "strategy" else "int8"
+    example = "diloco" if _kind(error) == "strategy" else "int8"
     return f'must be a table such as {{ name = "{example}" }}, not {show(error["input"])}'
 
 
@@ -163,7 +162,7 @@ def _inside(annotation: object) -> Iterator[Any]:
 _SAY: dict[str, Callable[[ErrorDetails], str]] = {
     "extra_forbidden": _say_unknown_key,
     "missing": _say_missing,
-    "union_tag_invalid": _say_branch,
+    "union_tag_invalid": lambda error: _not_a(_kind(error), error["ctx"]["tag"]),
     "union_tag_not_found": _say_no_branch,
     "model_attributes_type": _say_no_table,
     "enum": _say_choice,

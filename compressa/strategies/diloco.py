@@ -15,7 +15,7 @@ from compressa.config.strategies import DiLoCo
 from compressa.hooks import Handle
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import Always
-from compressa.strategies.periodic import Periodic, Replica, Rule, kept, open_periodic
+from compressa.strategies.periodic import Replica, Rule, kept, open_periodic
 
 
 class Outer(Rule):
@@ -63,15 +63,5 @@ def open_diloco(training: Training) -> Strategy:
     """Open what the section `DiLoCo` says."""
     settings = training.config.strategy
     assert isinstance(settings, DiLoCo)
-    cadence = Always(settings.every)
-    handle = open_periodic(training, cadence, settings.fragments)
-    with handle.closed_on_error():
-        return Periodic(
-            training.model,
-            training.optimizer,
-            handle,
-            training.scaler,
-            rule=Outer(settings),
-            cadence=cadence,
-            overlap_steps=settings.overlap_steps,
-        )
+    sizes = settings.fragments, settings.overlap_steps
+    return open_periodic(training, Outer(settings), Always(settings.every), *sizes)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from compressa.config.strategies import EASGD
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import Always
-from compressa.strategies.periodic import Periodic, Replica, Rule, open_periodic
+from compressa.strategies.periodic import Replica, Rule, open_periodic
 
 
 class Elastic(Rule):
@@ -32,7 +32,7 @@ class Elastic(Rule):
     def meet(self, replicas: Sequence[Replica]) -> None:
         """Move the rank's own parameters by where the centre was, then the centre."""
         for replica in replicas:
-            replica.own.lerp_(replica.anchor.to(replica.own.dtype), self._alpha)
+            replica.own.lerp_(replica.anchor, self._alpha)
             # Rounded twice on every processor, so that anchors have the same bits on all ranks.
             replica.anchor.add_(replica.difference.mul_(self._pull))
 
@@ -41,14 +41,5 @@ def open_easgd(training: Training) -> Strategy:
     """Open what the section `EASGD` says."""
     settings = training.config.strategy
     assert isinstance(settings, EASGD)
-    cadence = Always(settings.every)
-    handle = open_periodic(training, cadence)
-    with handle.closed_on_error():
-        return Periodic(
-            training.model,
-            training.optimizer,
-            handle,
-            training.scaler,
-            rule=Elastic(settings.pull, training.group.size()),
-            cadence=cadence,
-        )
+    rule = Elastic(settings.pull, training.group.size())
+    return open_periodic(training, rule, Always(settings.every))

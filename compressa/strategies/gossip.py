@@ -6,48 +6,34 @@ it would take with the mean of the gradients that they saw.
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch import nn
 
 from compressa.aggregators.gossip import DISTANCE, ESTIMATE
 from compressa.config.strategies import Gossip, graph_of
 from compressa.errors import StateError, TransportError
-from compressa.hooks import Handle, broadcast
-from compressa.hooks.opening import open_handle
+from compressa.hooks import Handle
+from compressa.overlap.opening import trained
 from compressa.parameters import as_real
 from compressa.strategies.base import Strategy, Training
-from compressa.strategies.refusals import check_local, check_memory
+from compressa.strategies.local import open_local, statistics_of
+from compressa.strategies.refusals import check_memory
 
 
 class Gossiping(Strategy):
     """See the module.
 
     Args:
-        model: The network itself.
-        optimizer: Of its parameters.
-        handle: Open for them, by a configuration that says who are neighbours.
-        scaler: The `GradScaler`, if losses are scaled.
+        training: What is trained.
+        handle: Open for it, by a configuration that says who are neighbours.
         every: Steps from one meeting to the next.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        handle: Handle,
-        scaler: Any,
-        every: int,
-    ) -> None:
-        super().__init__(model, optimizer, handle, scaler)
+    def __init__(self, training: Training, handle: Handle, every: int) -> None:
+        super().__init__(training.model, training.optimizer, handle, training.scaler)
         self._every, self._taken, self._united = every, 0, True
-        self._own = {
-            name: as_real(parameter.detach())
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad and parameter.numel()
-        }
+        self._own = {n: as_real(p.detach()) for n, p in trained(training.model).items()}
         self._agree()
 
     def step(self) -> None:
@@ -65,9 +51,8 @@ class Gossiping(Strategy):
         if self._united:
             return
         group = self.handle.group
-        buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         try:
-            for values in (*self._own.values(), *buffers):
+            for values in (*self._own.values(), *statistics_of(self.model).values()):
                 values.div_(group.size())  # a sum of large constants might have no number
                 dist.all_reduce(values, group=group)
         except RuntimeError as error:
@@ -76,7 +61,7 @@ class Gossiping(Strategy):
         self._taken, self._united = 0, True
         self._agree()
 
-    def save(self, path: Any) -> None:
+    def save(self, path: str | Path) -> None:
         """Write what ranks keep; see `Strategy.save`."""
         if not self._united:
             raise StateError(
@@ -85,7 +70,7 @@ class Gossiping(Strategy):
             )
         super().save(path)
 
-    def load(self, path: Any) -> None:
+    def load(self, path: str | Path) -> None:
         """Take back what `save` has written; see `Strategy.load`."""
         super().load(path)
         self._taken, self._united = 0, True
@@ -106,22 +91,13 @@ class Gossiping(Strategy):
 
 def open_gossip(training: Training) -> Strategy:
     """Open what the section `Gossip` says."""
-    settings, ranks = training.config.strategy, training.group
+    settings = training.config.strategy
     assert isinstance(settings, Gossip)
+    size = training.group.size()
 
-    def check(_: object) -> None:
-        check_local(training)
-        graph_of(settings, ranks.size())
+    def check() -> None:
+        graph_of(settings, size)  # it refuses the weights of another number of ranks
 
-    handle = open_handle(
-        training.caller,
-        training.config,
-        training.model,
-        ranks,
-        strategies=["gossip"],
-        check=check,
-    )
+    handle = open_local(training, check=check)
     with handle.closed_on_error():
-        broadcast(training.model, group=ranks, config=training.config)
-        optimizer, scaler = training.optimizer, training.scaler
-        return Gossiping(training.model, optimizer, handle, scaler, settings.every)
+        return Gossiping(training, handle, settings.every)

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from compressa.config.strategies import Hogwild
+from compressa.engine.session import Session
 from compressa.errors import StateError
-from compressa.hooks import Handle, broadcast
-from compressa.hooks.opening import open_handle
+from compressa.hooks import Handle
 from compressa.parameters import as_real
 from compressa.strategies.base import Strategy, Training
-from compressa.strategies.refusals import check_local
+from compressa.strategies.local import open_local, statistics_of
 
 _ALIGNED = 64
 
@@ -49,33 +49,22 @@ def open_hogwild(training: Training) -> Strategy:
     """Open what the section `Hogwild` says."""
     assert isinstance(training.config.strategy, Hogwild)
 
-    def check(_: object) -> None:
-        check_local(training, doubles=True)
+    def check() -> None:
         if any(tensor.device.type != "cpu" for tensor in _shared(training.model).values()):
             raise StateError(
                 'strategy.name = "hogwild" updates parameters in the memory of a host; move the '
                 "model to the CPU, or choose another strategy"
             )
 
-    model = training.model
-    handle = open_handle(
-        training.caller,
-        training.config,
-        model,
-        training.group,
-        strategies=["hogwild"],
-        check=check,
-    )
+    handle = open_local(training, check=check, doubles=True)
     with handle.closed_on_error():
-        broadcast(model, group=training.group, config=training.config)
-        _share(model, handle)
-        return SharedUpdates(model, training.optimizer, handle, training.scaler)
+        _share(training.model, handle)
+        return SharedUpdates(training.model, training.optimizer, handle, training.scaler)
 
 
 def _shared(model: nn.Module) -> Mapping[str, torch.Tensor]:
     """Return what ranks share: parameters, and buffers such as running statistics."""
-    buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
-    return {n: t for n, t in (*model.named_parameters(), *buffers.items()) if t.numel()}
+    return {n: p for n, p in model.named_parameters() if p.numel()} | statistics_of(model)
 
 
 def _places(model: nn.Module) -> Iterator[tuple[torch.Tensor, int, int]]:
@@ -95,7 +84,22 @@ def _share(model: nn.Module, handle: Handle) -> None:
         StateError: A rank can not map it; on every rank.
     """
     session = handle.engine.session
-    size = max(end for _, _, end in _places(model))
+    memory = _mapped(session, max(end for _, _, end in _places(model)))
+    with torch.no_grad():
+        for tensor, begin, _ in _places(model):
+            length = tensor.numel() * tensor.element_size()
+            mapped = memory[begin : begin + length].view(as_real(tensor.detach()).dtype)
+            if tensor.is_complex():
+                mapped = torch.view_as_complex(mapped.view(-1, 2))
+            mapped = mapped.view(tensor.shape)
+            if session.rank == 0:
+                mapped.copy_(tensor)
+            tensor.data = mapped
+    session.call_on_all("hogwild: values", str)
+
+
+def _mapped(session: Session, size: int) -> torch.Tensor:
+    """Return memory of rank 0's, uint8[size], that is mapped by all ranks."""
     descriptor = -1
 
     def make() -> str:
@@ -128,14 +132,4 @@ def _share(model: nn.Module, handle: Handle) -> None:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-    with torch.no_grad():
-        for tensor, begin, _ in _places(model):
-            length = tensor.numel() * tensor.element_size()
-            mapped = memory[begin : begin + length].view(as_real(tensor.detach()).dtype)
-            if tensor.is_complex():
-                mapped = torch.view_as_complex(mapped.view(-1, 2))
-            mapped = mapped.view(tensor.shape)
-            if session.rank == 0:
-                mapped.copy_(tensor)
-            tensor.data = mapped
-    session.call_on_all("hogwild: values", str)
+    return memory

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from compressa.config.strategies import LocalSGD, PostLocalSGD
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import AfterDecay, AfterSteps, Always, ByLink, ByRate, Cadence
-from compressa.strategies.periodic import Periodic, Replica, Rule, open_periodic
+from compressa.strategies.periodic import Replica, Rule, open_periodic
 
 
 class Mean(Rule):
@@ -34,7 +34,7 @@ def open_local_sgd(training: Training) -> Strategy:
         "rate": ByRate(settings.every, settings.rate_scale, settings.longest),
         "link": ByLink(settings.every, settings.link_share, settings.longest),
     }
-    return _opened(training, cadences[settings.adapt])
+    return open_periodic(training, Mean(), cadences[settings.adapt])
 
 
 def open_post_local_sgd(training: Training) -> Strategy:
@@ -42,18 +42,5 @@ def open_post_local_sgd(training: Training) -> Strategy:
     settings = training.config.strategy
     assert isinstance(settings, PostLocalSGD)
     if settings.after_steps is None:
-        return _opened(training, AfterDecay(settings.every))
-    return _opened(training, AfterSteps(settings.every, settings.after_steps))
-
-
-def _opened(training: Training, cadence: Cadence) -> Strategy:
-    handle = open_periodic(training, cadence)
-    with handle.closed_on_error():
-        return Periodic(
-            training.model,
-            training.optimizer,
-            handle,
-            training.scaler,
-            rule=Mean(),
-            cadence=cadence,
-        )
+        return open_periodic(training, Mean(), AfterDecay(settings.every))
+    return open_periodic(training, Mean(), AfterSteps(settings.every, settings.after_steps))

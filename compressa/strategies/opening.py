@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +14,28 @@ from compressa.engine.start.process_groups import group_or_world
 from compressa.errors import CompressaError
 from compressa.hooks.opening import open_handle
 from compressa.strategies.base import Strategy, Training
-from compressa.strategies.table import STRATEGIES, USUAL
+from compressa.strategies.diloco import open_diloco
+from compressa.strategies.easgd import open_easgd
+from compressa.strategies.every_step import open_hook, open_overlapped
+from compressa.strategies.gossip import open_gossip
+from compressa.strategies.hogwild import open_hogwild
+from compressa.strategies.local_sgd import open_local_sgd, open_post_local_sgd
 
 _CALLER = "compressa.attach"
+
+OPENERS: dict[str, Callable[[Training], Strategy]] = {
+    "hook": open_hook,
+    "overlapped": open_overlapped,
+    "local_sgd": open_local_sgd,
+    "post_local_sgd": open_post_local_sgd,
+    "diloco": open_diloco,
+    "easgd": open_easgd,
+    "gossip": open_gossip,
+    "hogwild": open_hogwild,
+}
+"""By `strategy.name`, what makes it; collective."""
+
+_USUAL = "hook"
 
 
 def attach(
@@ -62,6 +82,6 @@ def attach(
     except CompressaError:
         open_handle(_CALLER, config, model, ranks)  # tells the other ranks, and raises it
         raise
-    name = USUAL if settings.strategy is None else settings.strategy.name
+    name = _USUAL if settings.strategy is None else settings.strategy.name
     training = Training(model, optimizer, config, settings, ranks, scaler, _CALLER)
-    return STRATEGIES[name].open(training)
+    return OPENERS[name](training)

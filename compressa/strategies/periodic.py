@@ -12,28 +12,29 @@ mean may be used some steps after it has left; one is on its way at a time.
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from compressa.aggregators.base import Merge
-from compressa.config.strategies import STRATEGIES
 from compressa.engine.device_stream import Ticket
 from compressa.errors import StateError
-from compressa.hooks import Handle, broadcast
-from compressa.hooks.opening import open_handle
+from compressa.hooks import Handle
+from compressa.overlap.opening import trained
 from compressa.parameters import ParameterInfo, as_real
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import Cadence, Facts
 from compressa.strategies.fragments import begins_after, cut
-from compressa.strategies.refusals import check_local, check_memory
+from compressa.strategies.local import open_local, statistics_of
+from compressa.strategies.refusals import check_memory
 
 TOLD = "compressa: told at meetings"
 _PROGRESS = ParameterInfo(0, "compressa: progress", (4,))
@@ -56,10 +57,7 @@ class Replica:
 
     def differ(self) -> None:
         """Write how far the rank has come from the anchor."""
-        if self.own.dtype is torch.float32:
-            torch.sub(self.own, self.anchor, out=self.difference)
-        else:
-            self.difference.copy_(self.own - self.anchor)
+        torch.sub(self.own, self.anchor, out=self.difference)
 
 
 class Rule(ABC):
@@ -102,10 +100,8 @@ class Periodic(Strategy):
     """See the module.
 
     Args:
-        model: The network itself.
-        optimizer: Of its parameters.
+        training: What is trained.
         handle: Open for the model's parameters, and for `TOLD`.
-        scaler: The `GradScaler`, if losses are scaled.
         rule: For each fragment.
         cadence: Chooses H.
         overlap_steps: Steps that are taken while a fragment is on its way.
@@ -113,16 +109,15 @@ class Periodic(Strategy):
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        training: Training,
         handle: Handle,
-        scaler: Any,
         *,
         rule: Rule,
         cadence: Cadence,
         overlap_steps: int = 0,
     ) -> None:
-        super().__init__(model, optimizer, handle, scaler)
+        model = training.model
+        super().__init__(model, training.optimizer, handle, training.scaler)
         self._rule, self._cadence, self._overlap_steps = rule, cadence, overlap_steps
         self._anchors = _Anchors(handle.group)
         handle.attach(self._anchors)
@@ -195,7 +190,7 @@ class Periodic(Strategy):
 
     def _unite(self) -> None:
         with torch.no_grad():
-            for replica in self._all():
+            for replica in itertools.chain(*(part.values() for part in self._fragments)):
                 replica.own.copy_(replica.anchor)
         self._united = True
 
@@ -255,7 +250,7 @@ class Periodic(Strategy):
         told = self._cadence.tell(Facts(self._rate, step_s, self._meeting_s))
         self._told[: len(told)] = torch.tensor(told)
         begin = len(told)
-        for buffer in _averaged(self.model):
+        for buffer in statistics_of(self.model).values():
             self._told[begin : begin + buffer.numel()] = buffer.flatten()
             begin += buffer.numel()
         self._sent = self._told.clone() if self._overlap_steps else self._told
@@ -264,7 +259,7 @@ class Periodic(Strategy):
         """Take over the means of buffers, with what they learnt since; return those of the rest."""
         if not self._told.numel():
             return []
-        buffers = _averaged(self.model)
+        buffers = statistics_of(self.model).values()
         sizes = [self._cadence.told, *(buffer.numel() for buffer in buffers)]
         means, *came = self._told.split(sizes)
         _, *sent = self._sent.split(sizes)
@@ -278,9 +273,6 @@ class Periodic(Strategy):
     @property
     def _rate(self) -> float:
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
-
-    def _all(self) -> Iterable[Replica]:
-        return (replica for part in self._fragments for replica in part.values())
 
 
 class _Anchors:
@@ -308,12 +300,11 @@ def kept(kind: str, parameter: ParameterInfo, handle: Handle) -> torch.Tensor:
 def _replicas(model: nn.Module, handle: Handle) -> dict[str, Replica]:
     known = {parameter.name: parameter for parameter in handle.engine.parameters}
     replicas = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.numel():
-            own = as_real(parameter.detach())
-            anchor = kept("anchor", known[name], handle).view(own.shape)
-            anchor.copy_(own)
-            replicas[name] = Replica(own, anchor, torch.empty_like(own))
+    for name, parameter in trained(model).items():
+        own = as_real(parameter.detach())
+        anchor = kept("anchor", known[name], handle).view(own.shape)
+        anchor.copy_(own)
+        replicas[name] = Replica(own, anchor, torch.empty_like(own))
     return replicas
 
 
@@ -325,38 +316,32 @@ def _by_fragment(replicas: Mapping[str, Replica], handle: Handle) -> list[dict[s
     return found
 
 
-def _averaged(model: nn.Module) -> list[torch.Tensor]:
-    """Return the buffers that ranks average, such as running statistics: those that are real."""
-    return [b for b in model.buffers() if b.is_floating_point() and b.numel()]
-
-
 def _told_elems(model: nn.Module, cadence: Cadence) -> int:
-    return cadence.told + sum(buffer.numel() for buffer in _averaged(model))
+    return cadence.told + sum(buffer.numel() for buffer in statistics_of(model).values())
 
 
-def open_periodic(training: Training, cadence: Cadence, fragments: int = 1) -> Handle:
-    """Open an engine for a model's parameters, which are rank 0's on all ranks then. Collective.
+def open_periodic(
+    training: Training,
+    rule: Rule,
+    cadence: Cadence,
+    fragments: int = 1,
+    overlap_steps: int = 0,
+) -> Strategy:
+    """Open an engine for a model's parameters, and let ranks meet by it. Collective.
 
     Args:
         training: What is trained.
-        cadence: What it wants to be told goes with the last fragment.
+        rule: As `Periodic` takes it.
+        cadence: As `Periodic` takes it.
         fragments: Into how many the parameters are cut.
+        overlap_steps: As `Periodic` takes it.
 
     Raises:
         CompressaError: As `compressa.attach`.
     """
-    model, told = training.model, _told_elems(training.model, cadence)
-    sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad and p.numel()}
-    handle = open_handle(
-        training.caller,
-        training.config,
-        model,
-        training.group,
-        strategies=[*STRATEGIES],
-        fragments=cut(sizes, fragments),
-        exact={TOLD: told} if told else {},
-        check=lambda _: check_local(training),
-    )
+    told = _told_elems(training.model, cadence)
+    sizes = {name: parameter.numel() for name, parameter in trained(training.model).items()}
+    exact = {TOLD: told} if told else {}
+    handle = open_local(training, fragments=cut(sizes, fragments), exact=exact)
     with handle.closed_on_error():
-        broadcast(model, group=training.group, config=training.config)
-    return handle
+        return Periodic(training, handle, rule=rule, cadence=cadence, overlap_steps=overlap_steps)

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from compressa.config.strategies import EASGD, DiLoCo
 from compressa.errors import CompressaError, ConfigError, StateError
 from compressa.overlap import OverlappedDataParallel
+from compressa.overlap.opening import trained
 from compressa.strategies.base import Training
 
 
@@ -42,14 +43,13 @@ def check_memory(model: nn.Module, averaged: Mapping[str, torch.Tensor]) -> None
     Raises:
         StateError: There is another parameter now, or one lies elsewhere.
     """
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.numel():
-            known = averaged.get(name)
-            if known is None or known.data_ptr() != parameter.data_ptr():
-                raise StateError(
-                    f"the parameter {name!r} was thawed, moved or replaced since compressa.attach, "
-                    "and ranks would not average it; close the strategy and attach the model anew"
-                )
+    for name, parameter in trained(model).items():
+        known = averaged.get(name)
+        if known is None or known.data_ptr() != parameter.data_ptr():
+            raise StateError(
+                f"the parameter {name!r} was thawed, moved or replaced since compressa.attach, "
+                "and ranks would not average it; close the strategy and attach the model anew"
+            )
 
 
 def _fault_of_model(model: nn.Module, doubles: bool) -> CompressaError | None:
@@ -58,7 +58,7 @@ def _fault_of_model(model: nn.Module, doubles: bool) -> CompressaError | None:
             f"compressa.attach: a {type(model).__name__} averages gradients in each step, and this "
             "strategy lets ranks train by themselves; hand over the network that it wraps"
         )
-    if not any(p.requires_grad and p.numel() for p in model.parameters()):
+    if not trained(model):
         return StateError(
             "compressa.attach: the model has no parameter to train; thaw some "
             "(requires_grad_(True)) before"

@@ -1,0 +1,61 @@
+"""What all strategies share whose ranks train by themselves: opening, and which tensors count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from compressa.hooks import Handle, broadcast
+from compressa.hooks.opening import open_handle
+from compressa.strategies.base import Training
+from compressa.strategies.refusals import check_local
+
+
+def open_local(
+    training: Training,
+    *,
+    check: Callable[[], None] = lambda: None,
+    doubles: bool = False,
+    fragments: Mapping[str, int] | None = None,
+    exact: Mapping[str, int] | None = None,
+) -> Handle:
+    """Open an engine for a model whose tensors are rank 0's on all ranks then. Collective.
+
+    Args:
+        training: What is trained; its configuration names the strategy.
+        check: Raises a CompressaError if this rank can not take part after all.
+        doubles: Whether parameters may be of float64.
+        fragments: As `open_handle` takes it.
+        exact: As `open_handle` takes it.
+
+    Raises:
+        CompressaError: As `compressa.attach`.
+    """
+    strategy = training.config.strategy
+    assert strategy is not None, "the configuration names one"
+
+    def check_all(_: object) -> None:
+        check_local(training, doubles=doubles)
+        check()
+
+    handle = open_handle(
+        training.caller,
+        training.config,
+        training.model,
+        training.group,
+        strategies=[strategy.name],
+        fragments=fragments,
+        exact=exact,
+        check=check_all,
+    )
+    with handle.closed_on_error():
+        broadcast(training.model, group=training.group, config=training.config)
+    return handle
+
+
+def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that ranks average or share, such as running statistics, by name."""
+    named = model.named_buffers()
+    return {name: b for name, b in named if b.is_floating_point() and b.numel()}
