@@ -218,7 +218,11 @@ def test_ranks_meet_every_so_many_steps_as_the_page_of_strategies_says(tmp_path:
 def test_the_figures_of_strategies_are_those_of_their_file() -> None:
     file = ROOT / "experiments" / "results" / "strategies" / "cells.jsonl"
     cells = [json.loads(line) for line in file.read_text().splitlines()]
-    near = {cell["compressor"]: cell for cell in cells if cell["link"] is None}
+    digits = [cell for cell in cells if cell["task"] == "digits"]
+    near = {cell["compressor"]: cell for cell in digits if cell["link"] is None}
+    losses = {c["compressor"]: c["metrics"]["loss"] for c in cells if c["task"] == "gpt-demo"}
+    assert len(losses) == 4
+    assert all(f"{loss:.2f}" in STRATEGIES for loss in losses.values())
     far = {cell["compressor"]: cell for cell in cells if cell["link"] == "10mbit"}
     assert len(near) == 10
     for name, cell in near.items():

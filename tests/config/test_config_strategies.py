@@ -9,6 +9,11 @@ import pytest
 from compressa.config import config_toml, load_config
 from compressa.config.strategies import STRATEGIES
 from compressa.errors import ConfigError
+from compressa.strategies.opening import OPENERS
+
+
+def test_each_strategy_that_can_be_named_is_opened() -> None:
+    assert [*OPENERS] == [*STRATEGIES]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

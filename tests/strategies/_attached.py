@@ -187,6 +187,19 @@ def every_step(*, config: Any, steps: int) -> list[Any]:
         return [values_of(plain), values_of(model)]
 
 
+def of_16_bits(*, config: Any, steps: int) -> list[Any]:
+    """Train parameters of bfloat16; return them after `sync`."""
+    model = Regression().bfloat16()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(steps):
+            x, y = (torch.from_numpy(a).bfloat16() for a in batch(dist.get_rank(), number))
+            strategy.optimizer.zero_grad()
+            (strategy.model(x) - y).square().mean().backward()
+            strategy.step()
+        strategy.sync()
+        return [values_of(model)]
+
+
 def left_without_sync(*, steps: int) -> list[Any]:
     """Train by DDP alone, and overlapped in a `with` block that ends with updates still due."""
     ends = []

@@ -17,6 +17,7 @@ from _attached import (
     lost,
     meetings,
     moved,
+    of_16_bits,
     opened_otherwise,
     resumed,
     running_means,
@@ -109,6 +110,13 @@ def test_who_meets_in_each_step_has_the_bits_of_ddp(strategy: str | None, two: G
     config = {} if strategy is None else {"strategy": strategy}
     for plain, own in two.run(every_step, config=config, steps=5):
         assert plain == own
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "diloco", "gossip"])
+def test_parameters_of_16_bits_train(strategy: str, two: Group) -> None:
+    config = {"strategy": {"name": strategy, "every": 2}}
+    (values,) = same(two.run(of_16_bits, config=config, steps=5))
+    assert all(np.isfinite(value).all() for value in values.values())
 
 
 def test_the_end_of_a_block_does_what_is_due(two: Group) -> None:
