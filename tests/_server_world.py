@@ -14,9 +14,9 @@ from compressa.collectives.base import Program
 from compressa.config import load_config
 from compressa.engine.driver import Driver, Task
 from compressa.errors import CompressaError, StateError
-from compressa.parameter_server import Server, Worker
+from compressa.parameter_server import Consistency, Server, Worker
 from compressa.parameter_server.job import place, plan_job
-from compressa.parameter_server.opening import begin
+from compressa.parameter_server.opening import begin, values_of
 from compressa.testing.rank import compute_now
 from compressa.transports.loopback import Loopback
 
@@ -70,7 +70,8 @@ class LoopbackSession:
         self._clock.at(time_s, event)
 
     def wait(self, future: Future[None]) -> None:
-        self._clock.run()
+        if not future.done():
+            self._clock.run()
         if not future.done():
             self._clock.at(self._clock.now_s + 1.01 * DEADLINE_S, lambda: None)
             self._clock.run()
@@ -109,6 +110,8 @@ class ServerWorld:
         colocated: As in `open_parameter_server`.
         loopback: The network; ideal if not given.
         first_step: As in `open_parameter_server`.
+        consistency: As in `open_parameter_server`.
+        values: What servers keep at first; zeros if not given.
     """
 
     def __init__(
@@ -121,17 +124,20 @@ class ServerWorld:
         colocated: bool = True,
         loopback: Loopback | None = None,
         first_step: int = 0,
+        consistency: Consistency | None = None,
+        values: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         config = dict(config or {})
         config["exchange"] = {"unit_payload_bytes": 1, **config.get("exchange", {})}
         self.loopback = loopback or Loopback(size)
         self.placement = place(size, servers, colocated=colocated)
-        job = plan_job(load_config(config), keys, self.placement, first_step)
+        job = plan_job(load_config(config), keys, self.placement, first_step, consistency)
+        kept = () if consistency is None else values_of(values or keys)
         self.job = replace(job, epoch=0)
         self.sessions = [LoopbackSession(self.loopback, rank) for rank in range(size)]
         for session in self.sessions:
             session.peers = self.sessions
-        self.nodes = [begin(self.job, session) for session in self.sessions]
+        self.nodes = [begin(self.job, session, kept) for session in self.sessions]
         self.workers = [node for node in self.nodes if isinstance(node, Worker)]
 
     @property
@@ -153,6 +159,12 @@ class ServerWorld:
         handles = [worker.pull(names) for worker in self.workers]
         pairs = zip(self.workers, handles, strict=True)
         return [worker.wait(handle) for worker, handle in pairs]
+
+    def raise_failure(self) -> None:
+        """Raise the first error that a session has."""
+        for session in self.sessions:
+            if session.error is not None:
+                raise session.error
 
     def close(self) -> None:
         """Have all workers close: each would wait for the others."""

@@ -24,8 +24,9 @@ for colocated servers Jiang et al., "A Unified Architecture for Accelerating Dis
 Training in Heterogeneous GPU/CPU Clusters" (OSDI 2020).
 """
 
+from compressa.parameter_server.clocks import Consistency
 from compressa.parameter_server.opening import open_parameter_server
 from compressa.parameter_server.server import Server
 from compressa.parameter_server.worker import Handle, Worker
 
-__all__ = ["Handle", "Server", "Worker", "open_parameter_server"]
+__all__ = ["Consistency", "Handle", "Server", "Worker", "open_parameter_server"]

@@ -21,8 +21,8 @@ from compressa.parameter_server.keys import Shard
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.protocol import LEAD_STEPS, REMEMBERED_STEPS, Units, unwrapped
 
-Answer = Callable[[int, int, torch.Tensor], None]
-"""(worker, step, payload): what to do with the answer to a pull."""
+Answer = Callable[[int, int, torch.Tensor, int], None]
+"""(worker, step, payload, most bytes): what to do with the answer to a pull."""
 
 
 @dataclass
@@ -129,9 +129,14 @@ class ShardAggregation:
             raise self._refusal(worker, f"pulls step {wired_step}", due)
         self._pulled[worker] = step
         if step <= self._complete:
-            self._answer(worker, step, self._answers[step][1])
+            self._answer(worker, step, self._answers[step][1], self.most_bytes)
         else:
             self._waiting.setdefault(step, []).append(worker)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a payload, in either direction."""
+        return self._coder.wire_bytes
 
     @property
     def _what(self) -> str:
@@ -172,7 +177,7 @@ class ShardAggregation:
         self._answers[step] = (room, answer)
         self._complete, self._busy = step, False
         for worker in sorted(self._waiting.pop(step, []), key=self._turn_of):
-            self._answer(worker, step, answer)
+            self._answer(worker, step, answer, self.most_bytes)
         forgotten = self._answers.pop(step - REMEMBERED_STEPS, None)
         if forgotten is not None:
             self._idle_answers.append(forgotten[0])

@@ -19,7 +19,7 @@ from compressa.parameter_server.slots import WORD_BYTES, ServerTime
 
 _ROOMS = LEAD_STEPS + 1  # the window sees to it that what was in one before is done with
 
-_GRACE_S = 2.0  # the server's own wait, for the other workers, must end first: it knows who is late
+GRACE_S = 2.0  # the server's own wait, for the other workers, must end first: it knows who is late
 
 
 class ShardClient:
@@ -153,7 +153,7 @@ class ShardClient:
         _release(encoded)
         rank = self._server_rank
         word = torch.empty(WORD_BYTES, dtype=torch.uint8)
-        received = yield Exchange({}, {rank: word}, grace_s=_GRACE_S)
+        received = yield Exchange({}, {rank: word}, grace_s=GRACE_S)
         send(payload, self._server_time.begin_s(received[rank], self._programs.session.now_s()))
 
     def _encode(self, step: int, values: torch.Tensor) -> Compute:
@@ -166,7 +166,7 @@ class ShardClient:
 
     def _pulling(self, step: int, out: torch.Tensor) -> Program[None]:
         incoming = {self._server_rank: self._answer_rooms[step % _ROOMS]}
-        received = yield Exchange({}, incoming, self._coder.exact, grace_s=_GRACE_S)
+        received = yield Exchange({}, incoming, self._coder.exact, grace_s=GRACE_S)
         yield self._decoding(step, received[self._server_rank], out)
 
     def _decoding(self, step: int, payload: torch.Tensor, out: torch.Tensor) -> Compute:

@@ -157,6 +157,41 @@ class ShardCoder:
             self._payload.average(pushed, [mean], context)
         return self.encode(mean, context, room)
 
+    def add(
+        self,
+        pushed: torch.Tensor,
+        values: torch.Tensor,
+        weight: float,
+        context: StepContext,
+        worker: int,
+        view: torch.Tensor | None = None,
+        compensation: float = 0.0,
+    ) -> None:
+        """Check a worker's payload, and add `weight` times what it has to the shard's values.
+
+        Args:
+            pushed: uint8 of at most `wire_bytes`.
+            values: x, float32, 1-D; updated in place.
+            weight: Factor of the update u.
+            context: The step of the worker.
+            worker: Who sent it.
+            view: h, what u was computed from, where it is to be compensated for x - h.
+            compensation: c; then u - c u^2 (x - h) is added in place of u.
+
+        Raises:
+            PayloadError: It is not what is due.
+        """
+        self._payload.check(pushed, context, worker)
+        if view is None:
+            self._payload.decode_add(pushed, [values], weight, context, worker)
+            return
+        update = scratch_tensor("centre.update", values.numel(), torch.float32, values.device)
+        self._payload.decode_add(pushed, [update.zero_()], 1.0, context, worker)
+        delay = scratch_tensor("centre.delay", values.numel(), torch.float32, values.device)
+        torch.sub(values, view, out=delay)
+        values.add_(update, alpha=weight)
+        values.add_(delay.mul_(update).mul_(update), alpha=-weight * compensation)
+
     def decode(
         self, answer: torch.Tensor, context: StepContext, server: int, out: torch.Tensor
     ) -> None:

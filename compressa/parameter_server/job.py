@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from compressa.codecs.base import Biased
 from compressa.config import Config, assign
 from compressa.errors import ConfigError
-from compressa.parameter_server.coding import coding_of
+from compressa.parameter_server.clocks import Consistency
+from compressa.parameter_server.coding import Coding, coding_of
 from compressa.parameter_server.keys import MOST_SHARDS, KeyTable, describe, shard_keys
 from compressa.parameter_server.protocol import Units
 from compressa.schedulers import Transfer
@@ -95,6 +97,7 @@ class Job:
         epoch: Of the transport.
         server_bits_per_s: Rate of a server's port, if workers push in slots.
         deadline_s: Longest wait.
+        consistency: What workers may rely on that update values; None if servers keep sums.
         units: Names of messages.
     """
 
@@ -105,6 +108,7 @@ class Job:
     epoch: int = 0
     server_bits_per_s: float | None = None
     deadline_s: float = math.inf
+    consistency: Consistency | None = None
     units: Units = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +125,7 @@ class Job:
             "workers": list(self.placement.workers),
             "servers": list(self.placement.servers),
             "first_step": self.first_step,
+            "consistency": None if self.consistency is None else asdict(self.consistency),
         }
 
     def transfers(self, rank: int) -> Iterator[Transfer]:
@@ -129,8 +134,11 @@ class Job:
         for shard in self.table.shards:
             coding = self.table.codings[shard.key]
             size = coding.compressor.payload_bytes((shard.segment.elems,))
+            push = self.units.push(shard)
+            if self.consistency is not None and worker is not None:
+                push = self.units.update(shard, worker)
             if worker is not None:
-                yield Transfer(self.units.push(shard), 0, size)
+                yield Transfer(push, 0, size)
                 if shard.server != server:
                     yield Transfer(self.units.answer(shard, worker), 0, size)
             for other in range(len(self.placement.workers)) if shard.server == server else ():
@@ -142,6 +150,7 @@ def plan_job(
     keys: Mapping[str, Sequence[int] | torch.Tensor],
     placement: Placement,
     first_step: int = 0,
+    consistency: Consistency | None = None,
 ) -> Job:
     """Resolve a configuration for keys.
 
@@ -150,6 +159,7 @@ def plan_job(
         keys: Shapes, or float32 tensors on the CPU that have them, by name.
         placement: Workers and servers.
         first_step: Number of the first step that is pushed.
+        consistency: What workers may rely on that update values; None if servers keep sums.
 
     Raises:
         ConfigError: It can not be had from a parameter server, or a key is not one.
@@ -158,6 +168,8 @@ def plan_job(
     infos = describe(keys)
     assigned = assign(config, infos)
     codings = tuple(coding_of(assigned[info.name], info) for info in infos)
+    if consistency is not None:
+        _check_updates(config, placement, consistency, codings)
     compressors = [coding.compressor for coding in codings]
     least_bytes = config.exchange.unit_payload_bytes
     most_shards = 1 if placement.workers == placement.servers else MOST_SHARDS
@@ -169,6 +181,7 @@ def plan_job(
         first_step,
         server_bits_per_s=config.schedule.server_bits_per_s,
         deadline_s=config.exchange.deadline_s,
+        consistency=consistency,
     )
 
 
@@ -191,3 +204,25 @@ def _check(config: Config, first_step: int) -> None:
         )
     if first_step < 0:
         raise ConfigError(f"first_step must not be negative: {first_step}")
+
+
+def _check_updates(
+    config: Config, placement: Placement, consistency: Consistency, codings: Sequence[Coding]
+) -> None:
+    if config.schedule.server_bits_per_s is not None:
+        raise ConfigError(
+            "schedule.server_bits_per_s gives slots to workers that push together, and with a "
+            "staleness they do not; leave it out"
+        )
+    if consistency.backup_workers >= len(placement.workers):
+        raise ConfigError(
+            f"backup_workers = {consistency.backup_workers}, but there are only "
+            f"{len(placement.workers)} workers, and some must be waited for; use fewer"
+        )
+    for coding in codings:
+        if isinstance(coding.codec.bias(coding.codec.block_elems or 1), Biased):
+            raise ConfigError(
+                f"{coding.codec.name} is no contraction as configured, and workers would not come "
+                "nearer to the values that a server keeps; choose another codec, such as int8, "
+                "onebit or topk"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from compressa.config.strategies import check_followed
 from compressa.engine.opening import open_session
 from compressa.engine.session import Session
 from compressa.errors import CompressaError
+from compressa.parameter_server.clocks import Consistency
 from compressa.parameter_server.job import Job, place, plan_job
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.server import Server
@@ -29,8 +31,12 @@ def open_parameter_server(
     servers: int | Sequence[int] | None = None,
     colocated: bool = True,
     first_step: int = 0,
+    consistency: Consistency | None = None,
 ) -> Worker | Server:
-    """Open a synchronous parameter server. Collective over the ranks of a process group.
+    """Open a parameter server. Collective over the ranks of a process group.
+
+    Servers keep the sums of synchronous steps; or, with a consistency, values that workers update
+    without all meeting: `Worker.push` takes an update then, and `pull` brings the values.
 
     Every key is compressed as a parameter of its name and shape would be. Each key is a message of
     its own: put small tensors together.
@@ -43,6 +49,8 @@ def open_parameter_server(
             Unless given all ranks if colocated, else the last one.
         colocated: Whether the servers' ranks are workers, too. Else they only serve.
         first_step: Number of the first step that is pushed.
+        consistency: What workers may rely on where servers keep values. Those begin as the keys'
+            tensors, which must be the same on all ranks; zeros where only shapes are given.
 
     Returns:
         A `Worker`; or on the rank of a dedicated server a `Server`, to be told to `serve`.
@@ -57,7 +65,7 @@ def open_parameter_server(
         settings = load_config(config)
         check_followed(settings.strategy, _CALLER)
         roles = place(group.size(), servers, colocated=colocated)
-        job = plan_job(settings, keys, roles, first_step)
+        job = plan_job(settings, keys, roles, first_step, consistency)
     except CompressaError as error:
         failure = error
     elems = job.table.elems if job else 1
@@ -65,15 +73,17 @@ def open_parameter_server(
     with session.closed_on_error():
         assert job is not None  # else the failure was raised, here and on the other ranks
         session.agree(job.facts())
-        return begin(replace(job, epoch=session.transport.epoch), session)
+        values = () if consistency is None else values_of(keys)
+        return begin(replace(job, epoch=session.transport.epoch), session, values)
 
 
-def begin(job: Job, session: Session) -> Worker | Server:
+def begin(job: Job, session: Session, values: Sequence[torch.Tensor] = ()) -> Worker | Server:
     """Begin what this rank does of a job.
 
     Args:
         job: What all ranks have agreed upon.
         session: Carries it out; closed with what is returned.
+        values: By key, what servers keep at first; empty if they keep sums.
 
     Returns:
         A `Worker`; or on the rank of a dedicated server a `Server`.
@@ -82,7 +92,15 @@ def begin(job: Job, session: Session) -> Worker | Server:
     programs = Programs(session)
     worker = job.placement.worker_at(programs.rank)
     if worker is not None:
-        return Worker(job, worker, programs)
+        return Worker(job, worker, programs, values)
     server = job.placement.server_at(programs.rank)
     assert server is not None  # every rank is one or the other, or both
-    return Server(job, server, programs)
+    return Server(job, server, programs, None, values)
+
+
+def values_of(keys: Mapping[str, Sequence[int] | torch.Tensor]) -> list[torch.Tensor]:
+    """Return by key what servers keep at first: float32, 1-D."""
+    return [
+        key.detach().reshape(-1) if isinstance(key, torch.Tensor) else torch.zeros(math.prod(key))
+        for key in keys.values()
+    ]

@@ -1,15 +1,16 @@
-"""The protocol between workers and servers, version 1, little-endian.
+"""The protocol between workers and servers, version 2, little-endian.
 
 A worker tells a server what it is about to do by *requests*, which the server takes one by one, in
 their order, and waits for as long as the worker lives:
 
     byte  0  u16  magic 0x7A73 ("sz")
     byte  2  u8   version
-    byte  3  u8   kind: 1 push, 2 pull, 3 close
+    byte  3  u8   kind: 1 push, 2 pull, 3 close, 4 meet
     byte  4  u32  epoch of the transport
     byte  8  u32  step, modulo 2^32
     byte 12  u32  number of keys
-    byte 16  u32  the number of each key
+    byte 16  f32  of a push: the learning rate that its update was made by, else 1
+    byte 20  u32  the number of each key
 
 A push is followed by one payload for each of the keys' shards on that server (`ScopePayload`'s
 header, which has the step, too; then what the codec writes). The first worker to announce a step
@@ -24,13 +25,15 @@ Steps of a key follow each other, and so do the pulls of a worker. A worker may 
 server has at most two steps of a key under way, and remembers the last two that are complete,
 which is all that may still be asked for. Both sides check that.
 
-Bounded staleness will be another answer to the same request: a pull of step t is then met by the
-latest complete step of at least t - s, whose number is in the payload's header, and a worker may
-push when it has an answer of at least t - s - 2.
+Where values are kept instead of sums (`centre`), a push has a worker's update; its step is the
+worker's clock, and may skip some. The next push comes after the answer to it, so each worker has a
+name for its pushes. The answer's header has the step that all workers have reached. A worker that
+asks to meet is answered with the values themselves, when all have, as if to its next step.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -46,9 +49,12 @@ LEAD_STEPS = 1
 REMEMBERED_STEPS = LEAD_STEPS + 1
 """How many complete steps of a key a server can still be asked for."""
 
+MOST_AHEAD = 1 << 24
+"""Steps of a worker from one update to the next, or from its own to those of others, at most."""
+
 MAGIC = 0x7A73
-VERSION = 1
-_HEAD = struct.Struct("<HBBIII")
+VERSION = 2
+_HEAD = struct.Struct("<HBBIIIf")
 _STEPS = 1 << 32
 
 
@@ -58,6 +64,7 @@ class Kind(IntEnum):
     PUSH = 1
     PULL = 2
     CLOSE = 3
+    MEET = 4
 
 
 @dataclass(frozen=True)
@@ -69,12 +76,14 @@ class Request:
         epoch: Of the transport.
         step: Of the training; 0 to close.
         keys: Numbers of the keys.
+        rate: Learning rate of an update, in float32.
     """
 
     kind: Kind
     epoch: int
     step: int = 0
     keys: tuple[int, ...] = ()
+    rate: float = 1.0
 
     @staticmethod
     def most_bytes(keys: int) -> int:
@@ -83,7 +92,8 @@ class Request:
 
     def written(self) -> torch.Tensor:
         """Return it as uint8."""
-        head = _HEAD.pack(MAGIC, VERSION, self.kind, self.epoch, self.step % _STEPS, len(self.keys))
+        fields = (self.kind, self.epoch, self.step % _STEPS, len(self.keys), self.rate)
+        head = _HEAD.pack(MAGIC, VERSION, *fields)
         text = head + struct.pack(f"<{len(self.keys)}I", *self.keys)
         return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
@@ -102,7 +112,7 @@ class Request:
         text = data.numpy().tobytes()
         if len(text) < _HEAD.size:
             raise PayloadError(f"rank {sender} sends a request of {len(text)} bytes")
-        magic, version, kind, its_epoch, step, count = _HEAD.unpack_from(text)
+        magic, version, kind, its_epoch, step, count, rate = _HEAD.unpack_from(text)
         if (magic, version) != (MAGIC, VERSION) or kind not in list(Kind):
             raise PayloadError(
                 f"rank {sender} sends a request that begins with {magic:#06x}, version {version}, "
@@ -113,8 +123,10 @@ class Request:
                 f"rank {sender} sends a request of epoch {its_epoch} and {len(text)} bytes that "
                 f"names {count} keys, in epoch {epoch}"
             )
+        if not 0 < rate < math.inf:
+            raise PayloadError(f"rank {sender} sends a request with a learning rate of {rate}")
         keys = struct.unpack_from(f"<{count}I", text, _HEAD.size)
-        return cls(Kind(kind), epoch, step, keys)
+        return cls(Kind(kind), epoch, step, keys, rate)
 
 
 def unwrapped(wired: int, near: int) -> int:
@@ -163,6 +175,10 @@ class Units:
     def answer(self, shard: Shard, worker: int) -> int:
         """What the server of a shard answers to a worker: the mean, encoded."""
         return self.shards + shard.number * self.workers + worker
+
+    def update(self, shard: Shard, worker: int) -> int:
+        """What a worker sends of a shard whose values are kept; there are no slots then."""
+        return self.slot(shard, worker)
 
     def slot(self, shard: Shard, worker: int) -> int:
         """What the server tells a worker of its slot for a shard, where there are slots."""
@@ -242,3 +258,49 @@ class Window:
         """Note that the answer to a pull is there."""
         self._asked.discard(step)
         self._answered = max(self._answered, step)
+
+
+class Updates:
+    """What a worker has done with one key whose values are kept; see above for the rules.
+
+    Args:
+        key: The key's name.
+        first_step: The first step that is pushed.
+
+    Attributes:
+        pushed: The last step that was pushed.
+    """
+
+    def __init__(self, key: str, first_step: int) -> None:
+        self.pushed = self._answered = first_step - 1
+        self._asked = False
+        self._key = key
+
+    def check_push(self, step: int) -> None:
+        """Raise StateError unless a step may be pushed now."""
+        if step <= self.pushed or self._answered < self.pushed:
+            raise StateError(
+                f"key {self._key!r}: step {step} is pushed, and step {self.pushed} "
+                f"{'was' if step <= self.pushed else 'is not answered'}; push, pull and wait, "
+                "and then push a later step"
+            )
+
+    def check_pull(self, step: int) -> None:
+        """Raise StateError unless a step may be pulled now."""
+        if step != self.pushed or self._answered == step or self._asked:
+            raise StateError(
+                f"key {self._key!r}: step {step} can not be pulled; pull each step that was "
+                f"pushed, once ({self.pushed} was last)"
+            )
+
+    def push(self, step: int) -> None:
+        """Note that a step is pushed."""
+        self.pushed = step
+
+    def pull(self, step: int) -> None:
+        """Note that a step is pulled."""
+        self._asked = True
+
+    def waited(self, step: int) -> None:
+        """Note that the answer to a pull is there, or that all have met after it."""
+        self.pushed, self._answered, self._asked = max(self.pushed, step), step, False

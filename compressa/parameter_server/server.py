@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -14,6 +15,9 @@ from compressa.aggregators.base import State, World
 from compressa.collectives.base import Exchange, Program
 from compressa.errors import PayloadError
 from compressa.parameter_server.aggregation import ShardAggregation
+from compressa.parameter_server.answering import AnswerCoder
+from compressa.parameter_server.centre import ShardCentre
+from compressa.parameter_server.clocks import Consistency
 from compressa.parameter_server.coding import ShardCoder
 from compressa.parameter_server.job import Job
 from compressa.parameter_server.keys import Shard
@@ -33,6 +37,7 @@ class Server:
         number: Of this server.
         programs: Of this rank.
         own_answer: Takes the answers to the worker of the same rank; None without one.
+        values: By key, float32, 1-D, what is kept at first; empty if sums are.
 
     Attributes:
         state: Residuals of the sums.
@@ -40,7 +45,12 @@ class Server:
     """
 
     def __init__(
-        self, job: Job, number: int, programs: Programs, own_answer: OwnAnswer | None = None
+        self,
+        job: Job,
+        number: int,
+        programs: Programs,
+        own_answer: OwnAnswer | None = None,
+        values: Sequence[torch.Tensor] = (),
     ) -> None:
         self.state = State()
         self.closed: Future[None] = programs.promise()
@@ -49,29 +59,17 @@ class Server:
         rate, session = job.server_bits_per_s, programs.session
         far = [worker for worker in job.placement.workers if worker != programs.rank]
         self._slots = Slots(rate, len(far), session.now_s, session.call_at) if rate else None
-        world = World(0, len(job.placement.workers), job.seed, "scatter_reduce", self.state)
-        self._coders = {
-            shard.number: ShardCoder(
-                shard.number, shard.segment, job.table.codings[shard.key], world, serves=True
+        self._world = World(0, len(job.placement.workers), job.seed, "scatter_reduce", self.state)
+        self._shards: dict[int, ShardAggregation | ShardCentre] = {}
+        for shard in job.table.served_by(number):
+            self._shards[shard.number] = (
+                self._aggregation(shard)
+                if job.consistency is None
+                else self._centre(shard, job.consistency, values[shard.key])
             )
-            for shard in job.table.served_by(number)
-        }
-        self._shards = {
-            shard.number: ShardAggregation(
-                shard,
-                self._coders[shard.number],
-                job.placement,
-                job.units,
-                programs,
-                job.first_step,
-                job.epoch,
-                partial(self._answer, shard),
-            )
-            for shard in job.table.served_by(number)
-        }
-        self._by_key: dict[int, list[ShardAggregation]] = {}
-        for aggregation in self._shards.values():
-            self._by_key.setdefault(aggregation.shard.key, []).append(aggregation)
+        self._by_key: dict[int, list[ShardAggregation | ShardCentre]] = {}
+        for kept in self._shards.values():
+            self._by_key.setdefault(kept.shard.key, []).append(kept)
         self._working = set(range(len(job.placement.workers)))
         for worker, rank in enumerate(job.placement.workers):
             if rank != programs.rank:
@@ -112,20 +110,35 @@ class Server:
         Raises:
             PayloadError: It asks for what can not be.
         """
-        if request.kind is Kind.CLOSE:
-            self._working.discard(worker)
-            if not self._working:
-                self._programs.keep(self.closed)
+        if request.kind in (Kind.CLOSE, Kind.MEET):
+            self._heed_end(worker, request.kind)
             return
         for key in request.keys:
             if key not in self._by_key:
                 rank = self._job.placement.workers[worker]
                 raise PayloadError(f"rank {rank} names key {key}, which is not kept here")
             for shard in self._by_key[key]:
-                if request.kind is Kind.PUSH:
-                    self._ask_for_slot(shard.shard, worker, shard.announce(worker, request.step))
-                else:
+                if request.kind is Kind.PULL:
                     shard.ask(worker, request.step)
+                elif isinstance(shard, ShardCentre):
+                    shard.announce(worker, request.step, request.rate)
+                elif request.rate != 1.0:
+                    rank = self._job.placement.workers[worker]
+                    raise PayloadError(f"rank {rank} gives a learning rate, where sums are kept")
+                else:
+                    self._ask_for_slot(shard, worker, shard.announce(worker, request.step))
+
+    def _heed_end(self, worker: int, kind: Kind) -> None:
+        for shard in self._shards.values():
+            if isinstance(shard, ShardCentre):
+                (shard.meet if kind is Kind.MEET else shard.leave)(worker)
+            elif kind is Kind.MEET:
+                rank = self._job.placement.workers[worker]
+                raise PayloadError(f"rank {rank} asks to meet, where sums are kept and no values")
+        if kind is Kind.CLOSE:
+            self._working.discard(worker)
+            if not self._working:
+                self._programs.keep(self.closed)
 
     def take(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
         """Take what the worker of the same rank pushes; on the driver's thread.
@@ -153,13 +166,12 @@ class Server:
         unit = self._job.units.request(worker, self._number, number)
         self._programs.start(program(), f"requests of rank {rank}", unit=unit)
 
-    def _ask_for_slot(self, shard: Shard, worker: int, step: int) -> None:
+    def _ask_for_slot(self, kept: ShardAggregation, worker: int, step: int) -> None:
         """Have a worker of another rank be told when it may send, if there are slots."""
         rank = self._job.placement.workers[worker]
         if self._slots is not None and rank != self._programs.rank:
-            size_bytes = self._coders[shard.number].wire_bytes
-            give = partial(self._give_slot, shard, worker, step)
-            self._slots.ask(step, shard.number, size_bytes, give)
+            give = partial(self._give_slot, kept.shard, worker, step)
+            self._slots.ask(step, kept.shard.number, kept.most_bytes, give)
 
     def _give_slot(self, shard: Shard, worker: int, step: int, wait_s: float) -> None:
         rank = self._job.placement.workers[worker]
@@ -168,7 +180,46 @@ class Server:
         name = f"slot for key {shard.segment.name!r}"
         self._programs.send(rank, word, name, unit=unit, step=step)
 
-    def _answer(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
+    def _coder(self, shard: Shard) -> ShardCoder:
+        coding = self._job.table.codings[shard.key]
+        if self._job.consistency is not None:
+            coding = replace(coding, rule=None)  # what an answer lacks is in the next one
+        return ShardCoder(shard.number, shard.segment, coding, self._world, serves=True)
+
+    def _aggregation(self, shard: Shard) -> ShardAggregation:
+        job = self._job
+        return ShardAggregation(
+            shard,
+            self._coder(shard),
+            job.placement,
+            job.units,
+            self._programs,
+            job.first_step,
+            job.epoch,
+            partial(self._answer, shard),
+        )
+
+    def _centre(self, shard: Shard, consistency: Consistency, values: torch.Tensor) -> ShardCentre:
+        job, part = self._job, values[shard.segment.start : shard.segment.stop]
+        codec = job.table.codings[shard.key].codec
+        answers = AnswerCoder(shard.number, shard.segment, codec, self._world)
+        return ShardCentre(
+            shard,
+            (self._coder(shard), answers),
+            job.placement,
+            job.units,
+            self._programs,
+            job.first_step,
+            job.epoch,
+            partial(self._answer, shard),
+            part.clone(),
+            consistency,
+            job.deadline_s,
+        )
+
+    def _answer(
+        self, shard: Shard, worker: int, step: int, payload: torch.Tensor, most_bytes: int
+    ) -> None:
         rank = self._job.placement.workers[worker]
         if rank == self._programs.rank:
             assert self._own_answer is not None  # a rank with a worker was given one
@@ -178,5 +229,4 @@ class Server:
             self._slots.note_answer(payload.numel())
         name = f"answer to a pull of key {shard.segment.name!r}"
         unit = self._job.units.answer(shard, worker)
-        most_bytes = self._coders[shard.number].wire_bytes
         self._programs.send(rank, payload, name, unit=unit, step=step, capacity_bytes=most_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -12,12 +12,14 @@ import torch
 from compressa.aggregators.base import State, World
 from compressa.collectives.base import Exchange, Program
 from compressa.errors import StateError
+from compressa.parameter_server.answering import AnswerCoder
+from compressa.parameter_server.centre_client import CentreClient
 from compressa.parameter_server.client import ShardClient
 from compressa.parameter_server.coding import ShardCoder
 from compressa.parameter_server.job import Job
 from compressa.parameter_server.keys import Shard
 from compressa.parameter_server.programs import Programs
-from compressa.parameter_server.protocol import Kind, Request, Window
+from compressa.parameter_server.protocol import Kind, Request, Updates, Window
 from compressa.parameter_server.server import Server
 from compressa.parameter_server.slots import ServerTime
 
@@ -30,12 +32,14 @@ class Handle:
         step: The step.
         keys: The names of the keys.
         values: What a pull writes to, by name; empty for a push.
+        meets: Whether it is for when all workers have come.
     """
 
     step: int
     keys: tuple[str, ...]
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     _futures: list[Future[None]] = field(default_factory=list, repr=False)
+    meets: bool = False
 
     @property
     def done(self) -> bool:
@@ -50,6 +54,7 @@ class Worker:
         job: What all ranks have agreed upon.
         number: Of this worker.
         programs: Of this rank.
+        values: By key, float32, 1-D, what servers keep at first; empty if they keep sums.
 
     Attributes:
         rank: Number of this worker, from 0.
@@ -58,23 +63,27 @@ class Worker:
         server: The server of the same rank, if there is one.
     """
 
-    def __init__(self, job: Job, number: int, programs: Programs) -> None:
+    def __init__(
+        self, job: Job, number: int, programs: Programs, values: Sequence[torch.Tensor] = ()
+    ) -> None:
         self.rank, self.size = number, len(job.placement.workers)
         self.state = State()
         self._job, self._programs = job, programs
-        world = World(number, self.size, job.seed, "scatter_reduce", self.state)
+        self._world = World(number, self.size, job.seed, "scatter_reduce", self.state)
         self._times = [ServerTime(rank, job.deadline_s) for rank in job.placement.servers]
-        self._clients = [self._client(shard, world) for shard in job.table.shards]
+        self._views = [vector.clone() for vector in values]
+        self._clients = [self._client(shard) for shard in job.table.shards]
         self._by_key = [self._in_turn(shards) for shards in job.table.by_key]
         self._kept = [job.table.keys_of(number) for number in range(len(job.placement.servers))]
-        self._windows = [Window(key.name, job.first_step) for key in job.table.parameters]
+        window = Window if job.consistency is None else Updates
+        self._windows = [window(key.name, job.first_step) for key in job.table.parameters]
         self._requests = [0] * len(job.placement.servers)
         self._under_way: list[Handle] = []
         self._closed = False
         self._own = job.placement.server_at(programs.rank)
         self.server: Server | None = None
         if self._own is not None:
-            self.server = Server(job, self._own, programs, self._deliver)
+            self.server = Server(job, self._own, programs, self._deliver, values)
 
     def __enter__(self) -> Self:
         """Return the worker."""
@@ -93,17 +102,22 @@ class Worker:
         values: torch.Tensor | Sequence[torch.Tensor],
         *,
         step: int | None = None,
+        rate: float = 1.0,
     ) -> Handle:
         """Send this worker's values of some keys; returns at once.
 
         A step of a key is complete when every worker has pushed it. Steps follow each other; a
         worker may push step t when it has waited for a pull of step t - 2 or of a later one.
 
+        Where servers keep values, these are updates of them, the steps a worker's clock, of which
+        some may be left out, and each push is pulled and waited for before the next.
+
         Args:
             keys: Names, or one.
             values: Of each a tensor of the key's shape, float32 on the CPU; not to be changed
                 until the handle has been waited for.
             step: Number of the step; the next one of the first key unless given.
+            rate: The learning rate of an update, where delays are compensated.
 
         Raises:
             StateError: The step or a value does not fit.
@@ -116,7 +130,7 @@ class Worker:
             self._windows[number].check_push(step)
         for number in numbers:
             self._windows[number].push(step)
-        futures = self._tell(Kind.PUSH, step, numbers)
+        futures = self._tell(Kind.PUSH, step, numbers, rate)
         for number, vector in zip(numbers, vectors, strict=True):
             futures += [
                 client.push(step, vector, self._server_of(client.shard))
@@ -132,6 +146,9 @@ class Worker:
         step: int | None = None,
     ) -> Handle:
         """Ask for the mean over the workers of what they push; returns at once.
+
+        Where servers keep values, ask for these; the answer comes when all workers are as far as
+        the consistency says.
 
         Args:
             keys: Names, or one.
@@ -167,6 +184,44 @@ class Worker:
         futures += self._tell(Kind.PULL, step, numbers)
         return self._begun(Handle(step, names, dict(zip(names, tensors, strict=True)), futures))
 
+    def meet(self, out: Sequence[torch.Tensor] | None = None) -> Handle:
+        """Ask for all values as they are when every worker has called this; returns at once.
+
+        In place of a push, which counts as a step of each. Meanwhile this worker holds nobody up.
+
+        Args:
+            out: As for `pull` of all keys.
+
+        Returns:
+            As `pull`. All workers get the same bits.
+
+        Raises:
+            StateError: Servers keep no values, or an answer was not waited for.
+            CompressaError: Something failed before.
+        """
+        if self._job.consistency is None:
+            raise StateError("the servers keep sums; open them with values and a staleness to meet")
+        names, numbers = self._look_up(tuple(self._job.table.numbers))
+        for number in numbers:
+            self._windows[number].check_push(self._windows[number].pushed + 1)
+        shapes = [self._job.table.parameters[number].shape for number in numbers]
+        tensors = [torch.empty(shape) for shape in shapes] if out is None else _listed(out)
+        vectors = self._vectors(numbers, tensors, into=True)
+        futures = []
+        for number, vector in zip(numbers, vectors, strict=True):
+            for client in self._by_key[number]:
+                assert isinstance(client, CentreClient), "servers keep values"
+                step, own = self._windows[number].pushed + 1, self._server_of(client.shard)
+                futures.append(client.meet(step, vector, own))
+        futures += self._tell(Kind.MEET, 0, ())
+        values = dict(zip(names, tensors, strict=True))
+        return self._begun(Handle(0, names, values, futures, meets=True))
+
+    def front(self, key: str) -> int:
+        """Return the step up to which what was pulled of a key has every worker's updates."""
+        clients = self._by_key[self._job.table.numbers[key]]
+        return min(client.front for client in clients if isinstance(client, CentreClient))
+
     def wait(self, handle: Handle) -> dict[str, torch.Tensor]:
         """Wait for a push or a pull.
 
@@ -183,7 +238,8 @@ class Worker:
         if handle in self._under_way:
             self._under_way.remove(handle)
             for name in handle.values:
-                self._windows[self._job.table.numbers[name]].waited(handle.step)
+                step = self.front(name) if handle.meets else handle.step
+                self._windows[self._job.table.numbers[name]].waited(step)
         return handle.values
 
     def close(self) -> None:
@@ -216,11 +272,17 @@ class Worker:
             self._closed = True
             self._programs.session.close()
 
-    def _client(self, shard: Shard, world: World) -> ShardClient:
-        coding = self._job.table.codings[shard.key]
-        coder = ShardCoder(shard.number, shard.segment, coding, world, serves=False)
-        time = self._times[shard.server]
-        return ShardClient(shard, coder, self._job, self.rank, self._programs, time)
+    def _client(self, shard: Shard) -> ShardClient:
+        job, coding = self._job, self._job.table.codings[shard.key]
+        coder = ShardCoder(shard.number, shard.segment, coding, self._world, serves=False)
+        if job.consistency is None:
+            time = self._times[shard.server]
+            return ShardClient(shard, coder, job, self.rank, self._programs, time)
+        answers = AnswerCoder(
+            shard.number, shard.segment, coding.codec, replace(self._world, rank=0)
+        )
+        view = self._views[shard.key]
+        return CentreClient(shard, (coder, answers), job, self.rank, self._programs, view)
 
     def _begun(self, handle: Handle) -> Handle:
         self._under_way = [h for h in self._under_way if h.values or not h.done] + [handle]
@@ -246,14 +308,16 @@ class Worker:
             )
         ]
 
-    def _tell(self, kind: Kind, step: int, keys: Sequence[int]) -> list[Future[None]]:
+    def _tell(
+        self, kind: Kind, step: int, keys: Sequence[int], rate: float = 1.0
+    ) -> list[Future[None]]:
         """Send a request to every server that it concerns."""
         count, futures = len(self._requests), []
         for shift in range(count):
             server = (self.rank + 1 + shift) % count
             here = tuple(key for key in keys if key in self._kept[server])
-            if here or kind is Kind.CLOSE:
-                request = Request(kind, self._job.epoch, step, here)
+            if here or kind in (Kind.CLOSE, Kind.MEET):
+                request = Request(kind, self._job.epoch, step, here, rate)
                 futures.append(self._request(server, request))
         return futures
 

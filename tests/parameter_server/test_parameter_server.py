@@ -381,7 +381,7 @@ def test_a_step_that_the_server_has_forgotten_is_refused() -> None:
     liar, tell = world.workers[1], world.workers[1]._tell
     for step in range(3):
         if step == 1:
-            liar._tell = lambda kind, step, keys: []  # type: ignore[method-assign]
+            liar._tell = lambda kind, step, keys, rate: []  # type: ignore[method-assign]
         for worker in world.workers:
             worker.push("b", torch.zeros(7), step=step)
         world.workers[0].wait(world.workers[0].pull("b"))

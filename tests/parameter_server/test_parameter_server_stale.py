@@ -1,0 +1,398 @@
+"""Servers that keep values, on a virtual clock: staleness by counting, mass, order, faults."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from _server_world import DEADLINE_S, ServerWorld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.codecs.payload import HEADER_BYTES
+from compressa.errors import CompressaError, ConfigError, PayloadError, StateError, Timeout
+from compressa.parameter_server import Consistency, Handle
+from compressa.parameter_server.clocks import Clocks
+from compressa.parameter_server.protocol import Kind
+from compressa.parameter_server.stale_copy import StaleCopy
+from compressa.transports.loopback import Loopback
+
+Step = Callable[[int, StaleCopy], None]
+"""(worker, copy): what training does to `copy.own` in a step."""
+
+
+class Run:
+    """Workers that take steps, each as long as it takes it, until all have taken theirs.
+
+    Args:
+        world: Its servers keep values.
+        train: What a step does.
+        steps: How many each worker takes, or all do.
+        step_s: (worker) -> how long the next one takes.
+    """
+
+    def __init__(
+        self,
+        world: ServerWorld,
+        train: Step,
+        steps: int | Sequence[int],
+        step_s: Callable[[int], float],
+    ) -> None:
+        assert world.job.consistency is not None
+        self.world, self._train, self._step_s = world, train, step_s
+        bound, keys = world.job.consistency.staleness, list(world.job.table.numbers)
+        self.copies = [
+            StaleCopy(worker, keys, [view.clone() for view in worker._views], bound)
+            for worker in world.workers
+        ]
+        self.left = [steps] * len(world.workers) if isinstance(steps, int) else list(steps)
+        self.done_s = [math.inf] * len(world.workers)
+        self.widest = 0.0
+        self.meetings: list[Handle] = []
+        for worker in range(len(self.copies)):
+            self._later(worker)
+        world.loopback.clock.run()
+        world.raise_failure()
+        assert len(self.meetings) == len(self.copies)
+        assert all(meeting.done for meeting in self.meetings)
+        for copy in self.copies:  # all meet with the same bits
+            assert torch.equal(torch.cat(copy._way), self.values)
+
+    def _later(self, worker: int) -> None:
+        clock = self.world.loopback.clock
+        clock.at(clock.now_s + self._step_s(worker), lambda: self._step(worker))
+
+    def _step(self, worker: int) -> None:
+        copy = self.copies[worker]
+        self._train(worker, copy)
+        copy.advance()
+        self.left[worker] -= 1
+        self._go_on(worker)
+
+    def _go_on(self, worker: int) -> None:
+        copy, clock = self.copies[worker], self.world.loopback.clock
+        self.widest = max(self.widest, max(c.clock for c in self.copies) - copy.clock)
+        if copy.behind:
+            if copy.awaited is None:
+                copy._depart(1.0)
+            self._when_landed(worker, self._go_on)
+        elif self.left[worker]:
+            self._later(worker)
+        else:
+            self.done_s[worker] = min(self.done_s[worker], clock.now_s)
+            self._end(worker)
+
+    def _end(self, worker: int) -> None:
+        """What `StaleCopy.meet` does, but for waiting."""
+        copy = self.copies[worker]
+        if copy.awaited is None and copy.clock > copy._left:
+            copy._depart(1.0)
+        if copy.awaited is not None:
+            self._when_landed(worker, self._end)
+        else:
+            self.meetings.append(self.world.workers[worker].meet(copy._way))
+
+    def _when_landed(self, worker: int, then: Callable[[int], None]) -> None:
+        copy, clock = self.copies[worker], self.world.loopback.clock
+        assert copy.awaited is not None
+        left = [len(copy.awaited._futures)]
+
+        def landed() -> None:
+            if self.world.sessions[worker].error is None:
+                copy.land()
+                then(worker)
+
+        def done(_: object) -> None:
+            left[0] -= 1
+            if not left[0]:
+                clock.at(clock.now_s, landed)
+
+        for future in copy.awaited._futures:
+            future.add_done_callback(done)
+
+    @property
+    def values(self) -> torch.Tensor:
+        """What servers keep, of all keys."""
+        kept = [kept for server in self.world.servers for kept in server._shards.values()]
+        return torch.cat([k.values for k in sorted(kept, key=lambda k: k.shard.number)])
+
+
+def counting(size: int, consistency: Consistency, **options: Any) -> ServerWorld:
+    """Values that count: element i is how many steps of worker i are in them."""
+    workers = size if options.get("colocated", True) else size - 1
+    settings = options.pop("config", None)
+    return ServerWorld(size, {"counts": (workers,)}, settings, consistency=consistency, **options)
+
+
+def count(worker: int, copy: StaleCopy) -> None:
+    copy.own[0][worker] += 1
+
+
+def delays(seed: int) -> tuple[Loopback, Callable[[int], float]]:
+    rng = random.Random(seed)
+    slow = rng.choice([1.0, 3.0, 10.0])
+
+    def delay(sender: int, receiver: int, time_s: float) -> float:
+        return rng.expovariate(1 / rng.choice([0.001, 0.1, 2.0]))
+
+    loopback = Loopback(4, latency_s=0.001, delay=delay)
+    return loopback, lambda worker: rng.expovariate(1.0) * (slow if worker == 0 else 1.0)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), staleness=st.sampled_from([0, 1, 2, 5]))
+def test_values_never_lack_what_the_staleness_promises(seed: int, staleness: int) -> None:
+    loopback, step_s = delays(seed)
+    world = counting(4, Consistency(staleness), loopback=loopback)
+    steps, share = 12, 1 / 4
+
+    def train(worker: int, copy: StaleCopy) -> None:
+        """Before a step: updates of all others up to clock - s are in what it begins with."""
+        for other in range(4):
+            if other != worker:
+                have = float(copy._began[0][other] / share)
+                assert have >= copy.clock - staleness + 1 - 1e-3, (worker, other, copy.clock)
+        assert copy.front >= copy.clock - staleness
+        count(worker, copy)
+
+    run = Run(world, train, steps, step_s)
+    assert run.left == [0] * 4
+    assert run.widest <= staleness + 1
+
+
+def test_the_clocks_of_10_000_schedules_keep_the_bound() -> None:
+    """Whoever is answered has all that it was promised, and nobody waits for nothing."""
+    rng = random.Random(1)
+    for _ in range(10_000):
+        workers, bound = rng.randint(1, 5), rng.choice([0, 1, 3, 7])
+        clocks = Clocks(workers, Consistency(bound), 0)
+        at, waiting, left = [-1] * workers, set[int](), [rng.randint(1, 6) for _ in range(workers)]
+        while any(left) or waiting:
+            able = [w for w in range(workers) if left[w] and w not in waiting]
+            if able:
+                worker = rng.choice(able)
+                at[worker] += rng.choice([1, 1, 1, 2])
+                left[worker] -= 1
+                clocks.advance(worker, at[worker])
+                clocks.wait(worker, at[worker])
+                waiting.add(worker)
+            released = clocks.released()
+            assert released or able, "all wait"
+            for worker, step in released:
+                assert step == at[worker]
+                assert min(at[w] for w in clocks.workers) >= step - bound
+                assert clocks.front == min(at[w] for w in clocks.workers)
+                waiting.discard(worker)
+                if not left[worker]:
+                    clocks.leave(worker)
+
+
+@pytest.mark.parametrize("compressor", ["none", "int8", "topk", "qsgd", "bf16"])
+def test_without_staleness_all_take_the_mean_and_the_same_bits(compressor: str) -> None:
+    choice = {"name": compressor, **({"density": 0.2} if compressor == "topk" else {})}
+    settings = {"compressor": choice, "dense_below": {"elems": 0}}
+    keys = {"w": (40 * 33,), "b": (7,)}
+    loopback, step_s = delays(7)
+    world = ServerWorld(4, keys, settings, consistency=Consistency(0), loopback=loopback)
+    generators = [torch.Generator().manual_seed(worker) for worker in range(4)]
+    given = [torch.zeros(40 * 33, dtype=torch.float64) for _ in range(4)]
+
+    def train(worker: int, copy: StaleCopy) -> None:
+        for key, own in enumerate(copy.own):
+            update = torch.randn(own.shape, generator=generators[worker])
+            own += update
+            if key == 0:
+                given[worker] += (own - copy._began[0]).double()
+
+    run = Run(world, train, 6, step_s)
+    for copy in run.copies[1:]:
+        assert all(map(torch.equal, copy.own, run.copies[0].own))
+    # Nothing is lost: values, and the mean of what workers still owe, are the mean of all updates.
+    values = run.values[: 40 * 33].double()
+    owed = sum(
+        worker.state.vectors.get("residual/w", torch.zeros(1)).double() / 4
+        for worker in world.workers
+    )
+    if compressor not in ("qsgd", "bf16"):  # which keep no residual unless asked to
+        assert (values + owed - sum(given) / 4).abs().max() < 1e-4
+
+
+def test_answers_make_up_for_what_earlier_ones_lacked() -> None:
+    settings = {"compressor": {"name": "topk", "density": 0.05}, "dense_below": {"elems": 0}}
+    start = {"w": torch.randn(1000)}
+    world = ServerWorld(
+        3, {"w": (1000,)}, settings, consistency=Consistency(math.inf), values=start
+    )
+    done = [0, 0, 0]
+
+    def train(worker: int, copy: StaleCopy) -> None:
+        if worker == 0 and done[0] == 0:
+            copy.own[0] += torch.randn(1000)
+        done[worker] += 1
+
+    run = Run(world, train, 60, lambda worker: 1.0)
+    values = run.values
+    for copy in run.copies:
+        assert torch.allclose(copy.own[0], values, atol=1e-6)
+    assert not torch.allclose(values, start["w"], atol=1e-2)
+
+
+def test_a_slow_worker_holds_nobody_up_without_a_bound_and_by_s_steps_with_one() -> None:
+    def slowest_first(worker: int) -> float:
+        return 10.0 if worker == 0 else 1.0
+
+    free = Run(counting(3, Consistency(math.inf)), count, 20, slowest_first)
+    assert free.done_s[1] == pytest.approx(20.0)
+    bound = Run(counting(3, Consistency(4)), count, 20, slowest_first)
+    assert bound.done_s[1] == pytest.approx(160, rel=0.1)
+    assert bound.widest <= 5
+
+
+def test_backup_workers_are_not_waited_for_and_what_is_late_is_dropped() -> None:
+    world = counting(4, Consistency(0, backup_workers=1))
+    run = Run(world, count, (2, 20, 20, 20), lambda worker: 10.0 if worker == 0 else 1.0)
+    assert run.done_s[1] == run.done_s[3] == pytest.approx(20.0)
+    values = run.values
+    assert values[1:].tolist() == pytest.approx([20 / 3] * 3)  # of the three that count
+    assert values[0] == 0
+    assert run.copies[0].clock >= 10  # it goes on with the others
+
+
+def test_weights_of_stale_updates() -> None:
+    """Of three workers that take turns, each update meets two others' since the last answer."""
+    for weighting, expected in (("mean", 1 / 3), ("sum", 1.0), ("staleness", 1 / 3)):
+        world = counting(3, Consistency(math.inf, weighting=weighting))
+        begun = [1.0, 1.1, 1.2]
+        step_s = functools.partial(_first_apart, begun)
+        values = Run(world, count, 50, step_s).values
+        assert values.tolist() == pytest.approx([50 * expected] * 3, rel=0.05), weighting
+
+
+def _first_apart(begun: list[float], worker: int) -> float:
+    first, begun[worker] = begun[worker], 1.0
+    return first
+
+
+def test_delays_are_compensated_as_in_the_paper() -> None:
+    """Two workers of one server: the second's update meets values that the first has changed."""
+    values, rate, lambda_ = torch.tensor([1.0, -2.0, 0.5]), 0.1, 0.7
+    world = ServerWorld(
+        3,
+        {"w": (3,)},
+        consistency=Consistency(math.inf, weighting="sum", delay_compensation=lambda_),
+        values={"w": values},
+        servers=1,
+        colocated=False,
+    )
+    gradients = [torch.tensor([1.0, 2.0, -1.0]), torch.tensor([-0.5, 1.0, 3.0])]
+    copies = [StaleCopy(w, ["w"], [values.clone()], math.inf) for w in world.workers]
+    for copy, gradient in zip(copies, gradients, strict=True):
+        copy.own[0] -= rate * gradient
+        copy.advance(rate)
+        world.loopback.clock.run()
+    moved = values - rate * gradients[0]
+    compensated = gradients[1] + lambda_ * gradients[1] ** 2 * (moved - values)
+    (kept,) = world.servers[0]._shards.values()
+    assert torch.allclose(kept.values, moved - rate * compensated)
+
+
+def test_all_go_on_from_one_clock_after_they_met() -> None:
+    settings = {"compressor": "int8", "dense_below": {"elems": 0}}
+    world = ServerWorld(3, {"w": (999,)}, settings, consistency=Consistency(math.inf))
+    run = Run(world, count, 10, lambda worker: 1.0 + worker)
+    handles = zip(world.workers, run.meetings, strict=True)
+    assert all(torch.equal(w.wait(h)["w"], run.values) for w, h in handles)
+    assert {worker.front("w") for worker in world.workers} == {max(c.clock for c in run.copies) + 1}
+
+
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    for wrong in (
+        {"staleness": -1},
+        {"staleness": 0.5},
+        {"staleness": math.nan},
+        {"staleness": 2, "backup_workers": 1},
+        {"staleness": 0, "backup_workers": -1},
+        {"staleness": 0, "weighting": "sum"},
+        {"staleness": 0, "delay_compensation": 0.1},
+        {"staleness": 1, "delay_compensation": -0.1},
+    ):
+        with pytest.raises(ConfigError):
+            Consistency(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="only 2 workers"):
+        counting(2, Consistency(0, backup_workers=2))
+
+
+def test_a_worker_that_waits_for_too_long_names_who_is_late() -> None:
+    world = counting(3, Consistency(1))
+    copy = StaleCopy(world.workers[0], ["counts"], [torch.zeros(3)], 1)
+    for _ in range(2):
+        count(0, copy)
+        copy.advance()
+        world.loopback.clock.run()
+    clock = world.loopback.clock
+    assert clock.now_s >= DEADLINE_S
+    errors = [session.error for session in world.sessions]
+    assert all(isinstance(error, Timeout) for error in errors)
+    assert {1, 2} == set(errors[0].ranks)
+
+
+@pytest.mark.parametrize("byte", range(HEADER_BYTES))
+def test_no_answer_with_another_header_is_taken(byte: int) -> None:
+    settings = {"compressor": "int8", "dense_below": {"elems": 0}}
+    world = ServerWorld(
+        3, {"w": (512,)}, settings, consistency=Consistency(1), servers=1, colocated=False
+    )
+    transport = world.loopback.transports[2]
+    send = transport.send
+
+    def spoilt(peer: int, key: Any, buffer: torch.Tensor, *rest: Any) -> None:
+        data = buffer.clone()
+        data[byte] ^= 0xFF
+        send(peer, key, data, *rest)
+
+    transport.send = spoilt  # type: ignore[method-assign]
+    copy = StaleCopy(world.workers[0], ["w"], [torch.zeros(512)], 1)
+    copy.advance()
+    world.loopback.clock.run()
+    assert isinstance(world.sessions[0].error, PayloadError), byte
+
+
+def test_no_request_out_of_order_is_taken() -> None:
+    for tell in (
+        lambda w: [w._tell(Kind.PULL, 0, [0])],
+        lambda w: [w._tell(Kind.PUSH, 1 << 25, [0])],
+        lambda w: [w._tell(Kind.PUSH, 0, [0]), w._tell(Kind.PUSH, 1, [0])],
+    ):
+        world = counting(3, Consistency(1), servers=1, colocated=False)
+        tell(world.workers[0])
+        world.loopback.clock.run()
+        assert isinstance(world.sessions[2].error, PayloadError)
+
+
+def test_a_worker_pushes_after_the_answer_only() -> None:
+    worker = counting(3, Consistency(1)).workers[0]
+    worker.push("counts", torch.zeros(3))
+    with pytest.raises(StateError, match="not answered"):
+        worker.push("counts", torch.zeros(3), step=1)
+    with pytest.raises(StateError, match="pushed"):
+        worker.pull("counts", step=1)
+
+
+def test_who_leaves_is_not_waited_for() -> None:
+    world = counting(3, Consistency(2), servers=1)
+    world.workers[0]._say_goodbye()
+    copies = [StaleCopy(w, ["counts"], [torch.zeros(3)], 2) for w in world.workers]
+    for _ in range(10):
+        for worker in (1, 2):
+            count(worker, copies[worker])
+            copies[worker].advance()
+            world.loopback.clock.run()
+            assert world.sessions[worker].error is None
+            if copies[worker].awaited is not None and copies[worker].awaited.done:
+                copies[worker].land()
+    assert not isinstance(world.sessions[1].error, CompressaError)
