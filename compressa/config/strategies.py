@@ -196,6 +196,103 @@ class Hogwild(Section):
     name: Literal["hogwild"] = Field(description="Which strategy.")
 
 
+Servers = Annotated[int, Ge(1), Le(1 << 20)]
+
+
+Weighting = Literal["mean", "sum", "staleness"]
+
+
+class _Served(Section):
+    """What all strategies have whose values lie on servers."""
+
+    name: str
+    servers: Servers | None = Field(
+        default=None,
+        description="How many ranks keep values, which then are the last ones; all, or the last "
+        "one if dedicated, unless given.",
+    )
+    dedicated: bool = Field(
+        default=False,
+        description="Whether these ranks train not: they call strategy.serve() in place of a "
+        "training loop.",
+    )
+
+
+class Async(_Served):
+    """Ranks send updates to servers and take values from them without waiting for each other.
+
+    Recht et al. 2011. Nothing bounds how old the values are that a rank trains with.
+    """
+
+    name: Literal["async"] = Field(description="Which strategy.")
+    weighting: Weighting = Field(
+        default="mean",
+        description="What an update is multiplied by. mean: 1 / P; sum: 1; staleness: 1 / (1 + how "
+        "many updates of others came since its rank was answered; Zhang et al. 2016).",
+    )
+    delay_compensation: Annotated[float, Ge(0), Le(1e6)] = Field(
+        default=0.0,
+        description="lambda of DC-ASGD (Zheng et al. 2017): updates are corrected for how far "
+        "values have moved since; for SGD without momentum.",
+    )
+
+
+class Bounded(_Served):
+    """As async, but no rank trains with values that lack updates older than so many steps.
+
+    Ho et al. 2013. With staleness = 0 all ranks take each step together.
+    """
+
+    name: Literal["bounded"] = Field(description="Which strategy.")
+    staleness: Annotated[int, Ge(0), Le(1 << 20)] = Field(
+        default=4, description="How many steps a rank may be ahead of the slowest (s)."
+    )
+    weighting: Weighting = Field(
+        default="mean", description="As of async; only mean with staleness = 0."
+    )
+    delay_compensation: Annotated[float, Ge(0), Le(1e6)] = Field(
+        default=0.0, description="As of async; not with staleness = 0."
+    )
+    backup_workers: Annotated[int, Ge(0), Le(1 << 20)] = Field(
+        default=0,
+        description="With staleness = 0: how many ranks no step waits for, whose late updates are "
+        "dropped (Chen et al. 2016).",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Bounded:
+        found, place = [], (("staleness",),)
+        if self.staleness and self.backup_workers:
+            text = (
+                f"is {self.backup_workers}, but with staleness = {self.staleness} nobody can tell "
+                "whose update is too late; use staleness = 0, or leave it out"
+            )
+            found.append(Mistake(("backup_workers",), text, place))
+        if not self.staleness and self.weighting != "mean":
+            text = (
+                f'is "{self.weighting}", but with staleness = 0 all updates are alike; use "mean"'
+            )
+            found.append(Mistake(("weighting",), text, place))
+        if not self.staleness and self.delay_compensation:
+            text = (
+                f"is {self.delay_compensation:g}, but with staleness = 0 nothing is delayed; "
+                "leave it out"
+            )
+            found.append(Mistake(("delay_compensation",), text, place))
+        if found:
+            refuse(found)
+        return self
+
+
+class Central(Section):
+    """One rank, which trains as well, keeps the values, and all take each step together.
+
+    TensorFlow's CentralStorageStrategy; each rank keeps its own optimizer's state, though.
+    """
+
+    name: Literal["central"] = Field(description="Which strategy.")
+
+
 STRATEGIES: dict[str, type[Section]] = {
     "hook": Hook,
     "overlapped": Overlapped,
@@ -205,6 +302,9 @@ STRATEGIES: dict[str, type[Section]] = {
     "easgd": EASGD,
     "gossip": Gossip,
     "hogwild": Hogwild,
+    "async": Async,
+    "bounded": Bounded,
+    "central": Central,
 }
 """The model of each strategy, by name."""
 
@@ -215,7 +315,17 @@ def _table(value: object) -> object:
 
 AnyStrategy = Annotated[
     Annotated[
-        Hook | Overlapped | LocalSGD | PostLocalSGD | DiLoCo | EASGD | Gossip | Hogwild,
+        Hook
+        | Overlapped
+        | LocalSGD
+        | PostLocalSGD
+        | DiLoCo
+        | EASGD
+        | Gossip
+        | Hogwild
+        | Async
+        | Bounded
+        | Central,
         Field(discriminator="name"),
     ],
     BeforeValidator(_table),

@@ -26,6 +26,8 @@ def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
         yield from _gossip_conflicts(config, uses)
     if config.strategy.name == "easgd":
         yield from _easgd_conflicts(uses)
+    if config.strategy.name in ("async", "bounded", "central"):
+        yield from _served_conflicts(config, uses)
 
 
 def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
@@ -68,6 +70,29 @@ def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
 def _gossip_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
     """Who hears of its neighbours only, knows no sum over all ranks."""
     place = (("strategy", "name"),)
+    yield from _own_exchange("gossip", config, uses)
+    for use in uses:
+        if use.feedback not in ("auto", "none"):
+            text = (
+                f'is "{use.feedback}", but strategy.name = "gossip" sends differences from an '
+                'estimate, in which nothing is lost; use "auto"'
+            )
+            yield Mistake(use.feedback_path, text, place)
+
+
+def _served_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
+    """A server decodes what each rank sends by itself, whenever it comes."""
+    assert config.strategy is not None, "it is named"
+    name, place = config.strategy.name, (("strategy", "name"),)
+    yield from _own_exchange(name, config, uses)
+    if config.warmup.steps:
+        text = f"is {config.warmup.steps}, but {name} keeps one compressor for all steps"
+        yield Mistake(("warmup", "steps"), f"{text}; leave it out", place)
+
+
+def _own_exchange(name: str, config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
+    """What each rank sends is decoded by itself, and followed by an estimate."""
+    place = (("strategy", "name"),)
     for use in uses:
         codec = use.compressor if isinstance(use.compressor, Codec) else None
         why = f"{use.name} exchanges in rounds of its own, with all ranks"
@@ -76,14 +101,8 @@ def _gossip_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake
         elif codec is not None:
             why = ""
         if why:
-            text = f'is "{use.name}", but strategy.name = "gossip", and {why}; use another one'
+            text = f'is "{use.name}", but strategy.name = "{name}", and {why}; use another one'
             yield Mistake((*use.path, "name"), text, place)
-        if use.feedback not in ("auto", "none"):
-            text = (
-                f'is "{use.feedback}", but strategy.name = "gossip" sends differences from an '
-                'estimate, in which nothing is lost; use "auto"'
-            )
-            yield Mistake(use.feedback_path, text, place)
     if config.exchange.kind != "auto":
-        text = f'is "{config.exchange.kind}", but gossip has an exchange of its own; use "auto"'
+        text = f'is "{config.exchange.kind}", but {name} has an exchange of its own; use "auto"'
         yield Mistake(("exchange", "kind"), text, place)

@@ -5,19 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from compressa import checkpoint
+from compressa.aggregators.base import State
 from compressa.config import Config
 from compressa.engine.engine import Engine
 from compressa.engine.measuring import profile_file
 from compressa.engine.session import Session
 from compressa.engine.start.link_file import Shared
 from compressa.errors import StateError
+from compressa.parameters import ParameterInfo
 
 _STEP = "step"
+
+
+class Keeper(Protocol):
+    """What keeps state on all ranks: an engine, or the worker of a parameter server."""
+
+    @property
+    def session(self) -> Session:
+        """Of its ranks."""
+
+    @property
+    def state(self) -> State:
+        """This rank's."""
+
+    @property
+    def parameters(self) -> tuple[ParameterInfo, ...]:
+        """By which the state is named."""
 
 
 def state_dict(engine: Engine, step: int) -> dict[str, torch.Tensor]:
@@ -63,7 +81,7 @@ def load_state_dict(engine: Engine, saved: Mapping[str, Any]) -> int:
     return step
 
 
-def save(engine: Engine, folder: Path, step: int, link: Shared) -> None:
+def save(engine: Keeper, folder: Path, step: int, link: Shared) -> None:
     """Write a checkpoint. Collective.
 
     Args:
@@ -88,7 +106,7 @@ def save(engine: Engine, folder: Path, step: int, link: Shared) -> None:
     _on_first(session, "handle.save, its manifest", finish)
 
 
-def load(engine: Engine, folder: Path) -> tuple[int, Shared | None]:
+def load(engine: Keeper, folder: Path) -> tuple[int, Shared | None]:
     """Read a checkpoint of any number of ranks. Collective.
 
     Args:

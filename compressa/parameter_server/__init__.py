@@ -19,14 +19,18 @@ once; so all workers get the same bits, which depend neither on timing nor on wh
 is kept on both sides (`coding`). With compressor none, it is the mean of a dense all-reduce, bit
 for bit. Steps follow each other for each key by itself; `protocol` says how far one may be ahead.
 
+With a `Consistency`, servers keep values instead, which workers update without all meeting: see
+`centre`. `StaleCopy` (`stale_copy`) is what a worker trains then.
+
 After Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI 2014), and
 for colocated servers Jiang et al., "A Unified Architecture for Accelerating Distributed DNN
 Training in Heterogeneous GPU/CPU Clusters" (OSDI 2020).
 """
 
 from compressa.parameter_server.clocks import Consistency
+from compressa.parameter_server.handle import Handle
 from compressa.parameter_server.opening import open_parameter_server
 from compressa.parameter_server.server import Server
-from compressa.parameter_server.worker import Handle, Worker
+from compressa.parameter_server.worker import Worker
 
 __all__ = ["Consistency", "Handle", "Server", "Worker", "open_parameter_server"]

@@ -181,6 +181,20 @@ class ShardCentre:
             self._add_complete()
             self._release()
 
+    def restart(self, values: torch.Tensor, step: int) -> None:
+        """Keep other values, which all workers hold, after a step; nothing is under way.
+
+        Args:
+            values: x, float32, 1-D.
+            step: The last step that was done.
+        """
+        self.values.copy_(values)
+        for view in self._views:
+            view.copy_(values)
+        count = len(self._ranks)
+        self._clocks = Clocks(count, self._rule, step + 1)
+        self._pushed, self._asked, self._begun = [step] * count, [step] * count, step
+
     @property
     def _what(self) -> str:
         return f"key {self.shard.segment.name!r}"

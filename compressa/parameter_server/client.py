@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -158,7 +159,16 @@ class ShardClient:
 
     def _encode(self, step: int, values: torch.Tensor) -> Compute:
         room, context = self._push_rooms[step % _ROOMS], StepContext(step, self._epoch)
-        return Compute(lambda: self._coder.encode(values, context, room), "encode")
+        ledger, name = self._programs.ledger, self._coder.name
+
+        def encode() -> torch.Tensor:
+            begun_s = time.perf_counter()
+            payload = self._coder.encode(values, context, room)
+            ledger.add_time(name, "encode", time.perf_counter() - begun_s)
+            ledger.add_unit(name, values.itemsize * self.shard.segment.elems, payload.numel())
+            return payload
+
+        return Compute(encode, "encode")
 
     def _sending(self, payload: torch.Tensor) -> Program[None]:
         rank, most_bytes = self._server_rank, self._coder.wire_bytes

@@ -85,12 +85,16 @@ class ShardCoder:
         coding: The key's.
         world: This worker as rank and the number of workers as size; of a server, rank 0.
         serves: Whether it is a server's: then the residual is as long as the shard, not the key.
+
+    Attributes:
+        segment: As given.
+        name: The codec's.
     """
 
     def __init__(
         self, number: int, segment: Segment, coding: Coding, world: World, *, serves: bool
     ) -> None:
-        self.segment = segment
+        self.segment, self.name = segment, coding.codec.name
         self._codec = coding.codec
         self._world = world
         self._scope = Scope(0, segment.start, segment)

@@ -21,6 +21,7 @@ from compressa.parameter_server.clocks import Consistency
 from compressa.parameter_server.coding import Coding, coding_of
 from compressa.parameter_server.keys import MOST_SHARDS, KeyTable, describe, shard_keys
 from compressa.parameter_server.protocol import Units
+from compressa.parameters import ParameterInfo
 from compressa.schedulers import Transfer
 from compressa.transports.table import AUTO, TRANSPORTS, meant
 
@@ -164,10 +165,34 @@ def plan_job(
     Raises:
         ConfigError: It can not be had from a parameter server, or a key is not one.
     """
-    _check(config, first_step)
     infos = describe(keys)
     assigned = assign(config, infos)
-    codings = tuple(coding_of(assigned[info.name], info) for info in infos)
+    codings = [coding_of(assigned[info.name], info) for info in infos]
+    return job_of(config, infos, codings, placement, first_step, consistency)
+
+
+def job_of(
+    config: Config,
+    infos: Sequence[ParameterInfo],
+    codings: Sequence[Coding],
+    placement: Placement,
+    first_step: int = 0,
+    consistency: Consistency | None = None,
+) -> Job:
+    """Plan for keys whose compressors are known already.
+
+    Args:
+        config: The configuration.
+        infos: The keys.
+        codings: What compresses each.
+        placement: Workers and servers.
+        first_step: Number of the first step that is pushed.
+        consistency: As `plan_job` takes it.
+
+    Raises:
+        ConfigError: It can not be had from a parameter server.
+    """
+    _check(config, first_step)
     if consistency is not None:
         _check_updates(config, placement, consistency, codings)
     compressors = [coding.compressor for coding in codings]
@@ -175,7 +200,7 @@ def plan_job(
     most_shards = 1 if placement.workers == placement.servers else MOST_SHARDS
     shards = shard_keys(infos, compressors, len(placement.servers), least_bytes, most_shards)
     return Job(
-        KeyTable(infos, codings, shards),
+        KeyTable(tuple(infos), tuple(codings), shards),
         placement,
         config.engine.seed,
         first_step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -59,22 +59,56 @@ def open_parameter_server(
         ConfigError: The arguments are wrong, or differ between ranks; on every rank.
         Timeout: Not all ranks open it.
     """
-    failure: CompressaError | None = None
-    settings, job = Config(), None
+    settings, failure = Config(), None
     try:
         settings = load_config(config)
+    except CompressaError as error:
+        failure = error
+
+    def plan() -> Job:
         check_followed(settings.strategy, _CALLER)
         roles = place(group.size(), servers, colocated=colocated)
-        job = plan_job(settings, keys, roles, first_step, consistency)
+        return plan_job(settings, keys, roles, first_step, consistency)
+
+    def values() -> Sequence[torch.Tensor]:
+        return () if consistency is None else values_of(keys)
+
+    return open_job(_CALLER, settings, group, plan, values, failure)
+
+
+def open_job(
+    caller: str,
+    config: Config,
+    group: dist.ProcessGroup,
+    plan: Callable[[], Job],
+    values: Callable[[], Sequence[torch.Tensor]],
+    failure: CompressaError | None = None,
+) -> Worker | Server:
+    """Have all ranks agree on a job, and begin it. Collective.
+
+    Args:
+        caller: The function that the user called, which errors name.
+        config: Settings; all ranks' must be equal.
+        group: Workers and servers.
+        plan: Makes the job; raises a CompressaError if this rank can not take part after all, of
+            which the others are told.
+        values: Called when all have agreed; by key, what servers keep at first.
+        failure: Why this rank can not take part anyhow.
+
+    Raises:
+        CompressaError: As `open_parameter_server`.
+    """
+    job: Job | None = None
+    try:
+        job = None if failure is not None else plan()
     except CompressaError as error:
         failure = error
     elems = job.table.elems if job else 1
-    session = open_session(settings, group, elems, None, failure=failure, caller=_CALLER)
+    session = open_session(config, group, elems, None, failure=failure, caller=caller)
     with session.closed_on_error():
         assert job is not None  # else the failure was raised, here and on the other ranks
         session.agree(job.facts())
-        values = () if consistency is None else values_of(keys)
-        return begin(replace(job, epoch=session.transport.epoch), session, values)
+        return begin(replace(job, epoch=session.transport.epoch), session, values())
 
 
 def begin(job: Job, session: Session, values: Sequence[torch.Tensor] = ()) -> Worker | Server:

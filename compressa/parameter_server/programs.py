@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from compressa.collectives.base import Exchange, Program
+from compressa.engine.measuring.profiler import Ledger
 from compressa.engine.session import Session
 from compressa.errors import CompressaError
 
@@ -26,12 +27,14 @@ class Programs:
         session: As given.
         rank: Of the session.
         error: The first failure.
+        ledger: Adds up what is measured.
     """
 
     def __init__(self, session: Session) -> None:
         self.rank = session.rank
         self.error: CompressaError | None = None
         self.session = session
+        self.ledger = Ledger()
         self._promises: set[Future[None]] = set()
         self._lock = threading.Lock()
 

@@ -13,6 +13,7 @@ import torch
 
 from compressa.aggregators.base import State, World
 from compressa.collectives.base import Exchange, Program
+from compressa.engine.measuring.stats import Overlap, Stats
 from compressa.errors import PayloadError
 from compressa.parameter_server.aggregation import ShardAggregation
 from compressa.parameter_server.answering import AnswerCoder
@@ -96,6 +97,11 @@ class Server:
         finally:
             self.close()
 
+    def stats(self) -> Stats:
+        """Return what was measured since the start, on this rank."""
+        traffic, ledger = self._programs.session.transport.traffic, self._programs.ledger
+        return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap(deferring=False))
+
     def close(self) -> None:
         """End threads and connections; workers that are not done yet lose their server."""
         self._programs.session.close()
@@ -139,6 +145,13 @@ class Server:
             self._working.discard(worker)
             if not self._working:
                 self._programs.keep(self.closed)
+
+    def restart(self, values: Sequence[torch.Tensor], step: int) -> None:
+        """Keep other values; see `Worker.restart`."""
+        for kept in self._shards.values():
+            if isinstance(kept, ShardCentre):
+                segment = kept.shard.segment
+                kept.restart(values[kept.shard.key][segment.start : segment.stop], step)
 
     def take(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
         """Take what the worker of the same rank pushes; on the driver's thread.
@@ -202,6 +215,8 @@ class Server:
     def _centre(self, shard: Shard, consistency: Consistency, values: torch.Tensor) -> ShardCentre:
         job, part = self._job, values[shard.segment.start : shard.segment.stop]
         codec = job.table.codings[shard.key].codec
+        if shard.segment.parameter.exact:  # statistics, which are no sums of updates
+            consistency = replace(consistency, weighting="mean", delay_compensation=0.0)
         answers = AnswerCoder(shard.number, shard.segment, codec, self._world)
         return ShardCentre(
             shard,

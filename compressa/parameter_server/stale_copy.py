@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.parameter_server.worker import Handle, Worker
+from compressa.parameter_server.handle import Handle
+from compressa.parameter_server.worker import Worker
 
 
 class StaleCopy:
@@ -21,7 +22,8 @@ class StaleCopy:
     Args:
         worker: Of servers that keep values.
         keys: Their names.
-        own: What this worker trains, by key: float32 on the CPU, 1-D. Equal to what servers keep.
+        own: What this worker trains, by key, of their shapes: contiguous float32 on the CPU. Equal
+            to what servers keep.
         staleness: s of the consistency.
         step: The last step that was done.
 
@@ -29,6 +31,7 @@ class StaleCopy:
         own: As given; written to where answers come.
         clock: The last step that was done.
         front: The step up to which it has all workers' updates.
+        landings: How many answers were taken.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class StaleCopy:
     ) -> None:
         self.own = list(own)
         self.clock = self.front = self._left = step
+        self.landings = 0
         self._worker, self._keys, self._staleness = worker, list(keys), staleness
         self._began = [values.clone() for values in own]
         # An answer comes after the update was encoded, and may be written over it.
@@ -78,6 +82,7 @@ class StaleCopy:
         assert self._flight is not None, "an update is on its way"
         self._worker.wait(self._flight)
         self._flight = None
+        self.landings += 1
         self.front = min(map(self._worker.front, self._keys))
         moved = self.clock > self._left
         for own, began, came in zip(self.own, self._began, self._way, strict=True):

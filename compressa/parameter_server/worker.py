@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Self
 
 import torch
 
 from compressa.aggregators.base import State, World
 from compressa.collectives.base import Exchange, Program
+from compressa.engine.measuring.stats import Overlap, Stats
+from compressa.engine.session import Session
 from compressa.errors import StateError
 from compressa.parameter_server.answering import AnswerCoder
 from compressa.parameter_server.centre_client import CentreClient
 from compressa.parameter_server.client import ShardClient
 from compressa.parameter_server.coding import ShardCoder
+from compressa.parameter_server.handle import Handle
 from compressa.parameter_server.job import Job
 from compressa.parameter_server.keys import Shard
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.protocol import Kind, Request, Updates, Window
 from compressa.parameter_server.server import Server
 from compressa.parameter_server.slots import ServerTime
-
-
-@dataclass(eq=False)
-class Handle:
-    """A push or a pull under way, for `Worker.wait`.
-
-    Attributes:
-        step: The step.
-        keys: The names of the keys.
-        values: What a pull writes to, by name; empty for a push.
-        meets: Whether it is for when all workers have come.
-    """
-
-    step: int
-    keys: tuple[str, ...]
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
-    _futures: list[Future[None]] = field(default_factory=list, repr=False)
-    meets: bool = False
-
-    @property
-    def done(self) -> bool:
-        """Whether `wait` returns or raises at once."""
-        return all(future.done() for future in self._futures)
+from compressa.parameters import ParameterInfo
 
 
 class Worker:
@@ -131,6 +113,7 @@ class Worker:
         for number in numbers:
             self._windows[number].push(step)
         futures = self._tell(Kind.PUSH, step, numbers, rate)
+        self._programs.ledger.steps = step + 1 - self._job.first_step
         for number, vector in zip(numbers, vectors, strict=True):
             futures += [
                 client.push(step, vector, self._server_of(client.shard))
@@ -233,14 +216,49 @@ class Worker:
             Timeout: Somebody has not done its part within the deadline.
             PayloadError: Somebody sent what is not due.
         """
+        begun_s = time.perf_counter()
         for future in handle._futures:
             self._programs.wait(future)
+        self._programs.ledger.exposed_s += time.perf_counter() - begun_s
         if handle in self._under_way:
             self._under_way.remove(handle)
             for name in handle.values:
                 step = self.front(name) if handle.meets else handle.step
                 self._windows[self._job.table.numbers[name]].waited(step)
         return handle.values
+
+    def restart(self, values: Sequence[torch.Tensor], step: int) -> None:
+        """Have the servers of all ranks keep other values, as after a checkpoint was read.
+
+        All ranks call it, with the same, and meet before they push; all are workers, and nothing
+        is under way.
+
+        Args:
+            values: By key, float32, 1-D.
+            step: The last step that was done.
+        """
+        for view, vector in zip(self._views, values, strict=True):
+            view.copy_(vector)
+        for window in self._windows:
+            window.waited(step)
+        if self.server is not None:
+            self.server.restart(values, step)
+
+    @property
+    def session(self) -> Session:
+        """What is open between the ranks."""
+        return self._programs.session
+
+    @property
+    def parameters(self) -> tuple[ParameterInfo, ...]:
+        """The keys."""
+        return self._job.table.parameters
+
+    def stats(self) -> Stats:
+        """Return what was measured since the start, on this rank; a step is a push of all keys."""
+        traffic = self.session.transport.traffic
+        ledger = self._programs.ledger
+        return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap(deferring=False))
 
     def close(self) -> None:
         """Wait for what is under way, say goodbye to the servers, and end.

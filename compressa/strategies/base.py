@@ -13,6 +13,7 @@ from torch import nn
 
 from compressa.config import Config, Source
 from compressa.engine.measuring.stats import Stats
+from compressa.errors import StateError
 from compressa.hooks import Handle
 
 
@@ -45,34 +46,28 @@ class Strategy(ABC):
     Args:
         model: What the training loop calls.
         optimizer: Of its parameters.
-        handle: Combines tensors; closed with the strategy.
         scaler: The `GradScaler`, if losses are scaled.
 
     Attributes:
         model: As given.
         optimizer: As given.
-        handle: As given; for statistics and traces.
+        serves: Whether this rank only keeps values for the others: call `serve`, and train not.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, handle: Handle, scaler: Any
-    ) -> None:
+    serves = False
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.handle = handle
         self._scaler = scaler
 
     def __enter__(self) -> Self:
         """Return the strategy."""
         return self
 
+    @abstractmethod
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close it; after an error without waiting for the other ranks."""
-        try:
-            if error is not None:
-                self.handle.__exit__(kind, error, trace)
-        finally:
-            self.close()
 
     @abstractmethod
     def step(self) -> None:
@@ -90,12 +85,14 @@ class Strategy(ABC):
     def sync(self) -> None:
         """Have all ranks hold the same parameters, as for an evaluation or a checkpoint.
 
-        Collective: all ranks call it after the same step.
+        Collective: all ranks call it after the same step; where they do not meet in steps, each
+        after its own last one.
 
         Raises:
             CompressaError: As `step`.
         """
 
+    @abstractmethod
     def save(self, path: str | Path) -> None:
         """Write what ranks keep besides model and optimizer, one file per rank. Collective.
 
@@ -106,8 +103,8 @@ class Strategy(ABC):
             StateError: Ranks are between two meetings (call `sync` first), or some rank could not
                 write; on every rank.
         """
-        self.handle.save(path)
 
+    @abstractmethod
     def load(self, path: str | Path) -> None:
         """Take back what `save` has written; the model's and optimizer's state come from elsewhere.
 
@@ -117,6 +114,65 @@ class Strategy(ABC):
             StateError: It cannot be read, or is of another model or strategy; on every rank. Or
                 ranks are between two meetings.
         """
+
+    @abstractmethod
+    def stats(self) -> Stats:
+        """Return what was measured on this rank; a step in it is a meeting."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all threads; the model and the optimizer stay."""
+
+    def serve(self) -> None:
+        """Keep values until all who train have closed. The whole life of a rank that `serves`.
+
+        Raises:
+            StateError: This rank trains.
+            CompressaError: A rank is lost, or something else failed.
+        """
+        raise StateError("strategy.serve: this rank trains; call step")
+
+    def _step_optimizer(self) -> None:
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+
+
+class EngineStrategy(Strategy):
+    """One whose ranks combine tensors by an engine.
+
+    Args:
+        model: What the training loop calls.
+        optimizer: Of its parameters.
+        handle: Combines tensors; closed with the strategy.
+        scaler: The `GradScaler`, if losses are scaled.
+
+    Attributes:
+        handle: As given; for traces and all else that a handle does.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, handle: Handle, scaler: Any
+    ) -> None:
+        super().__init__(model, optimizer, scaler)
+        self.handle = handle
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close it; after an error without waiting for the other ranks."""
+        try:
+            if error is not None:
+                self.handle.__exit__(kind, error, trace)
+        finally:
+            self.close()
+
+    def save(self, path: str | Path) -> None:
+        """Write what ranks keep; see `Strategy.save`."""
+        self.handle.save(path)
+
+    def load(self, path: str | Path) -> None:
+        """Take back what `save` has written; see `Strategy.load`."""
         self.handle.load(path)
 
     def stats(self) -> Stats:
@@ -126,10 +182,3 @@ class Strategy(ABC):
     def close(self) -> None:
         """End all threads; the model and the optimizer stay."""
         self.handle.close()
-
-    def _step_optimizer(self) -> None:
-        if self._scaler is None:
-            self.optimizer.step()
-        else:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()

@@ -9,10 +9,10 @@ from compressa.hooks import register_comm_hook
 from compressa.hooks.opening import open_handle
 from compressa.hooks.register import install
 from compressa.overlap import OverlappedDataParallel
-from compressa.strategies.base import Strategy, Training
+from compressa.strategies.base import EngineStrategy, Strategy, Training
 
 
-class EveryStep(Strategy):
+class EveryStep(EngineStrategy):
     """A wrapped model has its gradients averaged by the time the optimizer steps."""
 
     def step(self) -> None:

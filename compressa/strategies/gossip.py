@@ -16,12 +16,12 @@ from compressa.errors import StateError, TransportError
 from compressa.hooks import Handle
 from compressa.overlap.opening import trained
 from compressa.parameters import as_real
-from compressa.strategies.base import Strategy, Training
+from compressa.strategies.base import EngineStrategy, Strategy, Training
 from compressa.strategies.local import open_local, statistics_of
 from compressa.strategies.refusals import check_memory
 
 
-class Gossiping(Strategy):
+class Gossiping(EngineStrategy):
     """See the module.
 
     Args:

@@ -19,13 +19,13 @@ from compressa.engine.session import Session
 from compressa.errors import StateError
 from compressa.hooks import Handle
 from compressa.parameters import as_real
-from compressa.strategies.base import Strategy, Training
+from compressa.strategies.base import EngineStrategy, Strategy, Training
 from compressa.strategies.local import open_local, statistics_of
 
 _ALIGNED = 64
 
 
-class SharedUpdates(Strategy):
+class SharedUpdates(EngineStrategy):
     """See the module."""
 
     def step(self) -> None:

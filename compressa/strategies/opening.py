@@ -14,6 +14,7 @@ from compressa.engine.start.process_groups import group_or_world
 from compressa.errors import CompressaError
 from compressa.hooks.opening import open_handle
 from compressa.strategies.base import Strategy, Training
+from compressa.strategies.bounded import open_async, open_bounded, open_central
 from compressa.strategies.diloco import open_diloco
 from compressa.strategies.easgd import open_easgd
 from compressa.strategies.every_step import open_hook, open_overlapped
@@ -32,6 +33,9 @@ OPENERS: dict[str, Callable[[Training], Strategy]] = {
     "easgd": open_easgd,
     "gossip": open_gossip,
     "hogwild": open_hogwild,
+    "async": open_async,
+    "bounded": open_bounded,
+    "central": open_central,
 }
 """By `strategy.name`, what makes it; collective."""
 

@@ -30,7 +30,7 @@ from compressa.errors import StateError
 from compressa.hooks import Handle
 from compressa.overlap.opening import trained
 from compressa.parameters import ParameterInfo, as_real
-from compressa.strategies.base import Strategy, Training
+from compressa.strategies.base import EngineStrategy, Strategy, Training
 from compressa.strategies.cadence import Cadence, Facts
 from compressa.strategies.fragments import begins_after, cut
 from compressa.strategies.local import open_local, statistics_of
@@ -96,7 +96,7 @@ class Flight(NamedTuple):
     left_s: float
 
 
-class Periodic(Strategy):
+class Periodic(EngineStrategy):
     """See the module.
 
     Args:

@@ -43,6 +43,12 @@ def test_a_name_stands_for_all_defaults_and_survives_toml(name: str) -> None:
         ({"name": "gossip", "weights": [[0.0, 1.0], [1.0, 0.0]]}, "ranks swap parameters forever"),
         ({"name": "gossip", "weights": [[0.5, 0.4], [0.4, 0.5]]}, "weights of a rank sum to 1"),
         ({"name": "gossip", "consensus": 0.0}, "consensus: must be greater than 0"),
+        ({"name": "bounded", "staleness": -1}, "staleness: must be at least 0"),
+        ({"name": "bounded", "backup_workers": 1}, "nobody can tell whose update is too late"),
+        ({"name": "bounded", "staleness": 0, "weighting": "sum"}, "all updates are alike"),
+        ({"name": "bounded", "staleness": 0, "delay_compensation": 0.1}, "nothing is delayed"),
+        ({"name": "async", "weighting": "max"}, "weighting: must be"),
+        ({"name": "async", "staleness": 3}, "staleness: is not a setting"),
     ],
 )
 def test_a_mistake_is_refused_with_what_would_be_right(strategy: Any, said: str) -> None:
@@ -71,6 +77,19 @@ def test_what_supposes_a_mean_in_each_step_is_refused() -> None:
         load_config({"strategy": "local_sgd", **beside})
     assert "momentum.factor" in str(refused.value)
     assert "engine.recover" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["async", "bounded", "central"])
+def test_servers_take_what_they_can_decode_by_itself(name: str) -> None:
+    load_config({"strategy": name, "compressor": "topk"})
+    for beside, said in (
+        ({"compressor": "powersgd"}, "powersgd exchanges in rounds of its own, with all ranks"),
+        ({"exchange": {"kind": "all_gather"}}, f"{name} has an exchange of its own"),
+        ({"warmup": {"steps": 10}}, "keeps one compressor for all steps"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            load_config({"strategy": name, **beside})
+        assert said in str(refused.value)
 
 
 def test_gossip_takes_what_needs_no_sum_over_all_ranks() -> None:

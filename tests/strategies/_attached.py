@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from _averaging_oracle import MOMENTUM, RATE, SHAPES, batch, initial
 from torch import nn
 
 import compressa
+from compressa.strategies.base import EngineStrategy
+from compressa.strategies.bounded import Stale
 
 
 class Regression(nn.Module):
@@ -100,7 +103,12 @@ def resumed(*, config: Any, folder: str, steps: int, models: bool = False) -> li
 
 
 def state_of(strategy: compressa.Strategy) -> dict[str, list[Any]]:
-    return {name: value.tolist() for name, value in strategy.handle.state_dict().items()}
+    if isinstance(strategy, Stale):
+        vectors = strategy.worker.state.vectors
+    else:
+        assert isinstance(strategy, EngineStrategy), "it keeps state"
+        vectors = strategy.handle.state_dict()
+    return {name: value.tolist() for name, value in vectors.items()}
 
 
 def saved_apart(*, config: Any, folder: str) -> None:
@@ -136,13 +144,14 @@ def buffers(*, config: Any, steps: int) -> list[list[Any]]:
         return [before, model.norm.running_mean.tolist()]
 
 
-def lost(*, config: Any, step: int) -> list[Any]:
+def lost(*, config: Any, step: int, pause_s: float = 0.0) -> list[Any]:
     """Have rank 1 end in a step; return what the others are told."""
     model = Regression()
     with compressa.attach(model, sgd(model), config) as strategy:
         for number in range(100):
             if number == step and dist.get_rank() == 1:
                 os._exit(3)
+            time.sleep(pause_s)
             try:
                 take_step(strategy, number)
             except compressa.PeerLost as error:
@@ -298,3 +307,53 @@ def switched(*, config: Any, to: Any) -> list[str]:
             take_step(strategy, number)
         strategy.sync()
         return sorted(strategy.stats().compressors)
+
+
+def served(
+    *, config: Any, steps: int, slow_s: float = 0.0, leave: bool = False, rate: float = RATE
+) -> list[Any]:
+    """Train, or serve; return the loss at the beginning and in the end, and where that is.
+
+    Args:
+        config: Of a strategy with servers.
+        steps: Of each rank.
+        slow_s: How much longer rank 0 takes for a step.
+        leave: Whether ranks close without `sync`.
+        rate: Of SGD.
+    """
+    model, began_s = Regression(), time.monotonic()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
+    with compressa.attach(model, optimizer, config) as strategy:
+        if strategy.serves:
+            strategy.serve()
+            return []
+        first = loss_of(model)
+        for number in range(steps):
+            time.sleep(slow_s if dist.get_rank() == 0 else 0.0)
+            take_step(strategy, number)
+        seconds = time.monotonic() - began_s
+        if not leave:
+            strategy.sync()
+        return [first, loss_of(model), values_of(model), strategy.stats().steps, seconds]
+
+
+def loss_of(model: nn.Module) -> float:
+    """Of all ranks' first batches."""
+    with torch.no_grad():
+        pairs = [[torch.from_numpy(a).float() for a in batch(r, 0)] for r in range(3)]
+        return float(sum((model(x) - y).square().mean() for x, y in pairs))
+
+
+def trains_not(*, config: Any) -> list[str]:
+    """Call on a server what only ranks that train may, and the other way round."""
+    model, said = Regression(), []
+    with compressa.attach(model, sgd(model), config) as strategy:
+        calls = [strategy.step, strategy.sync] if strategy.serves else [strategy.serve]
+        for call in calls:
+            try:
+                call()
+            except compressa.StateError as error:
+                said.append(str(error))
+        if strategy.serves:
+            strategy.serve()
+    return said

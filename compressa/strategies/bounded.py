@@ -1,0 +1,249 @@
+"""bounded, async and central: ranks send updates to servers, which keep the values.
+
+See `compressa.parameter_server.centre` for what servers do, and `stale_copy` for what a rank does
+between two exchanges. An update is what steps of the rank's own optimizer did, so any optimizer
+serves. What the strategies guarantee:
+
+    bounded  a rank begins step t with all updates of all ranks of steps up to t - s - 1; with s = 0
+             all ranks hold the same bits after each step, and resume with the same bits
+    async    a rank begins each step with all updates that the servers had when they answered last
+    central  bounded with s = 0, and one server
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressa.config.strategies import Async, Bounded
+from compressa.engine.measuring.stats import Stats
+from compressa.errors import ConfigError, StateError
+from compressa.hooks import broadcast, saving
+from compressa.parameter_server import Consistency, Server, Worker
+from compressa.parameter_server.job import Job, job_of, place
+from compressa.parameter_server.opening import open_job
+from compressa.parameter_server.stale_copy import StaleCopy
+from compressa.strategies.base import Strategy, Training
+from compressa.strategies.packing import FlatCopies, Packed, pack
+from compressa.strategies.refusals import check_local, check_memory
+
+
+class Stale(Strategy):
+    """A rank that trains; see the module.
+
+    Args:
+        training: What is trained.
+        worker: Of servers that keep the values.
+        keys: What they keep.
+        consistency: What this rank may rely on.
+        served: Whether all servers train, too.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        worker: Worker,
+        keys: Sequence[Packed],
+        consistency: Consistency,
+        *,
+        served: bool,
+    ) -> None:
+        super().__init__(training.model, training.optimizer, training.scaler)
+        self.worker, self._served = worker, served
+        self._flat, self._names = FlatCopies(training.model, keys), [k.info.name for k in keys]
+        self._consistency, self._united = consistency, True
+        self._copy = self._copied(-1)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close it; after an error without waiting for the other ranks."""
+        self.worker.__exit__(None if error is None else type(error), error, trace)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take a step of the optimizer, and wait if this rank is too far ahead of others."""
+        self._step_optimizer()
+        check_memory(self.model, self._flat.parameters)
+        self._united = False
+        rate, landings = self._rate, self._copy.landings
+        self._flat.gather()
+        self._copy.advance(rate)
+        self._copy.catch_up(rate)
+        if self._copy.landings > landings:
+            self._flat.scatter()
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Wait until all ranks have called it, and go on from what servers keep."""
+        if self._united:
+            return
+        self._flat.gather()
+        self._copy.meet(self._rate)
+        self._flat.scatter()
+        self._united = True
+
+    def save(self, path: str | Path) -> None:
+        """Write residuals and the clock; see `Strategy.save`."""
+        self._check_saving("save")
+        saving.save(self.worker, Path(path), self._copy.clock + 1, self.worker.session.link)
+
+    @torch.no_grad()
+    def load(self, path: str | Path) -> None:
+        """Take back what `save` has written; begin with the model's parameters as they are now."""
+        self._check_saving("load")
+        step = saving.load(self.worker, Path(path))[0] - 1
+        self._flat.gather()
+        self.worker.restart(self._flat.vectors, step)
+        self._copy = self._copied(step)
+        self.worker.session.call_on_all("strategy.load, values", str)
+
+    def stats(self) -> Stats:
+        """Return what was measured on this rank; a step in it is one of the optimizer."""
+        return self.worker.stats()
+
+    def close(self) -> None:
+        """Wait until all ranks close, and end all threads; the model and the optimizer stay."""
+        self.worker.close()
+
+    def _copied(self, step: int) -> StaleCopy:
+        staleness = self._consistency.staleness
+        return StaleCopy(self.worker, self._names, self._flat.shaped, staleness, step)
+
+    def _check_saving(self, call: str) -> None:
+        if not self._served:
+            raise StateError(
+                f"strategy.{call}: servers that do not train can not take part in it; keep the "
+                "model's state alone, which all ranks hold after strategy.sync()"
+            )
+        if not self._united:
+            raise StateError(
+                f"strategy.{call}: ranks hold different parameters; call strategy.sync() first, "
+                "on all ranks"
+            )
+
+    @property
+    def _rate(self) -> float:
+        if not self._consistency.delay_compensation:
+            return 1.0
+        return float(self.optimizer.param_groups[0]["lr"])
+
+
+class Serving(Strategy):
+    """A rank that only keeps values."""
+
+    serves = True
+
+    def __init__(self, training: Training, server: Server) -> None:
+        super().__init__(training.model, training.optimizer, training.scaler)
+        self._server = server
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close it."""
+        self.close()
+
+    def step(self) -> None:
+        """Refuse: this rank keeps values only."""
+        raise self._refusal("step")
+
+    def sync(self) -> None:
+        """Refuse: this rank keeps values only."""
+        raise self._refusal("sync")
+
+    def save(self, path: str | Path) -> None:
+        """Refuse: this rank keeps values only."""
+        raise self._refusal("save")
+
+    def load(self, path: str | Path) -> None:
+        """Refuse: this rank keeps values only."""
+        raise self._refusal("load")
+
+    def stats(self) -> Stats:
+        """Return what was measured on this rank."""
+        return self._server.stats()
+
+    def serve(self) -> None:
+        """Keep values until all who train have closed; see `Strategy.serve`."""
+        self._server.serve()
+
+    def close(self) -> None:
+        """End all threads; ranks that train lose their server."""
+        self._server.close()
+
+    def _refusal(self, call: str) -> StateError:
+        return StateError(
+            f"strategy.{call}: this rank keeps values for the others, and trains not "
+            "(strategy.serves); call strategy.serve()"
+        )
+
+
+def open_async(training: Training) -> Strategy:
+    """Open what the section `Async` says."""
+    settings = training.config.strategy
+    assert isinstance(settings, Async)
+    return _open(training, math.inf, settings.servers, dedicated=settings.dedicated)
+
+
+def open_bounded(training: Training) -> Strategy:
+    """Open what the section `Bounded` says."""
+    settings = training.config.strategy
+    assert isinstance(settings, Bounded)
+    return _open(training, settings.staleness, settings.servers, dedicated=settings.dedicated)
+
+
+def open_central(training: Training) -> Strategy:
+    """Open what the section `Central` says."""
+    return _open(training, 0, [0])
+
+
+def _open(
+    training: Training,
+    staleness: float,
+    servers: int | Sequence[int] | None,
+    *,
+    dedicated: bool = False,
+) -> Strategy:
+    settings, model = training.config.strategy, training.model
+    asked: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in ("backup_workers", "weighting", "delay_compensation")
+        if hasattr(settings, name)
+    }
+    consistency = Consistency(staleness, **asked)
+    keys: list[Packed] = []
+
+    def plan() -> Job:
+        check_local(training)
+        _check(training, consistency)
+        keys.extend(pack(training.config, model))
+        placement = place(training.group.size(), servers, colocated=not dedicated)
+        infos, codings = [key.info for key in keys], [key.coding for key in keys]
+        return job_of(training.config, infos, codings, placement, consistency=consistency)
+
+    def values() -> Sequence[torch.Tensor]:
+        broadcast(model, group=training.group, config=training.config)
+        return FlatCopies(model, keys).vectors
+
+    node = open_job(training.caller, training.config, training.group, plan, values)
+    if isinstance(node, Server):
+        return Serving(training, node)
+    return Stale(training, node, keys, consistency, served=not dedicated)
+
+
+def _check(training: Training, consistency: Consistency) -> None:
+    name = training.config.strategy and training.config.strategy.name
+    if any(p.device.type != "cpu" for p in training.model.parameters()):
+        raise StateError(
+            f'strategy.name = "{name}" keeps values in the memory of hosts; move the model to the '
+            "CPU, or choose another strategy"
+        )
+    groups, optimizer = training.optimizer.param_groups, training.optimizer
+    plain = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in groups)
+    if consistency.delay_compensation and (not plain or len({g["lr"] for g in groups}) != 1):
+        raise ConfigError(
+            "strategy.delay_compensation takes an update for minus the gradient times the learning "
+            "rate, which only SGD without momentum and with one rate makes; use that, or leave it "
+            "out"
+        )
