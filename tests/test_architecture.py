@@ -113,6 +113,7 @@ FLOORS = {
     "overlap": {"compressor", "config", "engine", "hooks"},
     "strategies": {
         "aggregators",
+        "collectives",
         "compressor",
         "config",
         "engine",

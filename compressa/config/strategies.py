@@ -196,6 +196,23 @@ class Hogwild(Section):
     name: Literal["hogwild"] = Field(description="Which strategy.")
 
 
+class ADPSGD(Section):
+    """Ranks average parameters with one neighbour at a time, and nobody waits for a step.
+
+    AD-PSGD (Lian et al. 2018): ranks of even numbers ask those of odd ones.
+    """
+
+    name: Literal["ad_psgd"] = Field(description="Which strategy.")
+    every: Every = Field(
+        default=1,
+        description="Steps of the optimizer from one question to the next; later where the last "
+        "one is not answered.",
+    )
+    graph: Annotated[str, OneOf(GRAPHS)] = Field(
+        default="complete", description="As of gossip; edges between even and odd ranks count."
+    )
+
+
 Servers = Annotated[int, Ge(1), Le(1 << 20)]
 
 
@@ -301,6 +318,7 @@ STRATEGIES: dict[str, type[Section]] = {
     "diloco": DiLoCo,
     "easgd": EASGD,
     "gossip": Gossip,
+    "ad_psgd": ADPSGD,
     "hogwild": Hogwild,
     "async": Async,
     "bounded": Bounded,
@@ -322,6 +340,7 @@ AnyStrategy = Annotated[
         | DiLoCo
         | EASGD
         | Gossip
+        | ADPSGD
         | Hogwild
         | Async
         | Bounded

@@ -22,7 +22,7 @@ def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
     if config.strategy is None:
         return
     yield from _momentum_conflicts(config)
-    if config.strategy.name == "gossip":
+    if config.strategy.name in ("gossip", "ad_psgd"):
         yield from _gossip_conflicts(config, uses)
     if config.strategy.name == "easgd":
         yield from _easgd_conflicts(uses)
@@ -70,11 +70,13 @@ def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
 def _gossip_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
     """Who hears of its neighbours only, knows no sum over all ranks."""
     place = (("strategy", "name"),)
-    yield from _own_exchange("gossip", config, uses)
+    assert config.strategy is not None, "it is named"
+    name = config.strategy.name
+    yield from _own_exchange(name, config, uses)
     for use in uses:
         if use.feedback not in ("auto", "none"):
             text = (
-                f'is "{use.feedback}", but strategy.name = "gossip" sends differences from an '
+                f'is "{use.feedback}", but strategy.name = "{name}" sends differences from an '
                 'estimate, in which nothing is lost; use "auto"'
             )
             yield Mistake(use.feedback_path, text, place)

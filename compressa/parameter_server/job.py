@@ -210,14 +210,28 @@ def job_of(
     )
 
 
-def _check(config: Config, first_step: int) -> None:
-    exchange = config.exchange
-    if all(row.ordered for row in meant(exchange.transport)):
+def check_meets_in_pairs(config: Config, who: str = "a worker and a server") -> None:
+    """Refuse a transport that needs all ranks in every exchange.
+
+    Args:
+        config: The configuration.
+        who: Which two meet alone, for the message.
+
+    Raises:
+        ConfigError: It names such a transport.
+    """
+    transport = config.exchange.transport
+    if all(row.ordered for row in meant(transport)):
         others = ", ".join(name for name, row in TRANSPORTS.items() if not row.ordered)
         raise ConfigError(
-            f'exchange.transport = "{exchange.transport}" needs all ranks in every exchange, and '
-            f'a worker and a server meet alone; use "{AUTO}", or one of {others}'
+            f'exchange.transport = "{transport}" needs all ranks in every exchange, and {who} meet '
+            f'alone; use "{AUTO}", or one of {others}'
         )
+
+
+def _check(config: Config, first_step: int) -> None:
+    check_meets_in_pairs(config)
+    exchange = config.exchange
     if exchange.kind not in ("auto", "scatter_reduce") or exchange.algorithm != "auto":
         raise ConfigError(
             f'exchange.kind = "{exchange.kind}" and exchange.algorithm = "{exchange.algorithm}": '

@@ -29,7 +29,7 @@ from compressa.parameter_server.opening import open_job
 from compressa.parameter_server.stale_copy import StaleCopy
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.packing import FlatCopies, Packed, pack
-from compressa.strategies.refusals import check_local, check_memory
+from compressa.strategies.refusals import check_host, check_local, check_memory
 
 
 class Stale(Strategy):
@@ -233,12 +233,7 @@ def _open(
 
 
 def _check(training: Training, consistency: Consistency) -> None:
-    name = training.config.strategy and training.config.strategy.name
-    if any(p.device.type != "cpu" for p in training.model.parameters()):
-        raise StateError(
-            f'strategy.name = "{name}" keeps values in the memory of hosts; move the model to the '
-            "CPU, or choose another strategy"
-        )
+    check_host(training)
     groups, optimizer = training.optimizer.param_groups, training.optimizer
     plain = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in groups)
     if consistency.delay_compensation and (not plain or len({g["lr"] for g in groups}) != 1):

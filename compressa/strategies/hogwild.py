@@ -21,6 +21,7 @@ from compressa.hooks import Handle
 from compressa.parameters import as_real
 from compressa.strategies.base import EngineStrategy, Strategy, Training
 from compressa.strategies.local import open_local, statistics_of
+from compressa.strategies.refusals import check_host
 
 _ALIGNED = 64
 
@@ -49,14 +50,7 @@ def open_hogwild(training: Training) -> Strategy:
     """Open what the section `Hogwild` says."""
     assert isinstance(training.config.strategy, Hogwild)
 
-    def check() -> None:
-        if any(tensor.device.type != "cpu" for tensor in _shared(training.model).values()):
-            raise StateError(
-                'strategy.name = "hogwild" updates parameters in the memory of a host; move the '
-                "model to the CPU, or choose another strategy"
-            )
-
-    handle = open_local(training, check=check, doubles=True)
+    handle = open_local(training, check=lambda: check_host(training), doubles=True)
     with handle.closed_on_error():
         _share(training.model, handle)
         return SharedUpdates(training.model, training.optimizer, handle, training.scaler)

@@ -13,6 +13,7 @@ from compressa.config import Source, load_config
 from compressa.engine.start.process_groups import group_or_world
 from compressa.errors import CompressaError
 from compressa.hooks.opening import open_handle
+from compressa.strategies.ad_psgd import open_ad_psgd
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.bounded import open_async, open_bounded, open_central
 from compressa.strategies.diloco import open_diloco
@@ -32,6 +33,7 @@ OPENERS: dict[str, Callable[[Training], Strategy]] = {
     "diloco": open_diloco,
     "easgd": open_easgd,
     "gossip": open_gossip,
+    "ad_psgd": open_ad_psgd,
     "hogwild": open_hogwild,
     "async": open_async,
     "bounded": open_bounded,

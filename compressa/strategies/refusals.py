@@ -33,6 +33,21 @@ def check_local(training: Training, *, doubles: bool = False) -> None:
         raise found
 
 
+def check_host(training: Training) -> None:
+    """Refuse a model on a device: what ranks exchange lies in the memory of hosts.
+
+    Raises:
+        StateError: A parameter or a buffer is elsewhere.
+    """
+    tensors = [*training.model.parameters(), *training.model.buffers()]
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        name = training.config.strategy and training.config.strategy.name
+        raise StateError(
+            f'strategy.name = "{name}" works in the memory of hosts; move the model to the CPU, or '
+            "choose another strategy"
+        )
+
+
 def check_memory(model: nn.Module, averaged: Mapping[str, torch.Tensor]) -> None:
     """Refuse parameters that are not those of when the strategy began.
 

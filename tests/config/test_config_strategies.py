@@ -47,7 +47,8 @@ def test_a_name_stands_for_all_defaults_and_survives_toml(name: str) -> None:
         ({"name": "bounded", "backup_workers": 1}, "nobody can tell whose update is too late"),
         ({"name": "bounded", "staleness": 0, "weighting": "sum"}, "all updates are alike"),
         ({"name": "bounded", "staleness": 0, "delay_compensation": 0.1}, "nothing is delayed"),
-        ({"name": "async", "weighting": "max"}, "weighting: must be"),
+        ({"name": "ad_psgd", "graph": "star"}, 'must be one of "ring"'),
+        ({"name": "async", "weighting": "max"}, 'weighting: "max" is not allowed'),
         ({"name": "async", "staleness": 3}, "staleness: is not a setting"),
     ],
 )
@@ -92,13 +93,14 @@ def test_servers_take_what_they_can_decode_by_itself(name: str) -> None:
         assert said in str(refused.value)
 
 
-def test_gossip_takes_what_needs_no_sum_over_all_ranks() -> None:
-    load_config({"strategy": "gossip", "compressor": "topk"})
+@pytest.mark.parametrize("name", ["gossip", "ad_psgd"])
+def test_gossip_takes_what_needs_no_sum_over_all_ranks(name: str) -> None:
+    load_config({"strategy": name, "compressor": "topk"})
     for beside, said in (
         ({"compressor": "powersgd"}, "powersgd exchanges in rounds of its own, with all ranks"),
         ({"compressor": "int8", "feedback": {"kind": "error"}}, "in which nothing is lost"),
-        ({"exchange": {"kind": "all_gather"}}, "gossip has an exchange of its own"),
+        ({"exchange": {"kind": "all_gather"}}, f"{name} has an exchange of its own"),
     ):
         with pytest.raises(ConfigError) as refused:
-            load_config({"strategy": "gossip", **beside})
+            load_config({"strategy": name, **beside})
         assert said in str(refused.value)

@@ -357,3 +357,25 @@ def trains_not(*, config: Any) -> list[str]:
         if strategy.serves:
             strategy.serve()
     return said
+
+
+def saved_and_read(*, config: Any, folder: str) -> list[Any]:
+    """Save, read it into a strategy of other values, and train on; return what was read."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(5):
+            take_step(strategy, number)
+        strategy.sync()
+        strategy.save(folder)
+        saved = {name: value.clone() for name, value in model.state_dict().items()}
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        take_step(strategy, 0)
+        strategy.sync()
+        model.load_state_dict(saved)
+        strategy.load(folder)
+        read = values_of(model)
+        for number in range(5):
+            take_step(strategy, number)
+        strategy.sync()
+        return [{n: v.tolist() for n, v in saved.items()}, read, values_of(model)]

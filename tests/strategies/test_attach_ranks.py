@@ -180,7 +180,17 @@ def test_who_does_not_follow_a_strategy_says_so(by: str, two: Group) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["async", "bounded", "central", "diloco", "easgd", "gossip", "local_sgd", "post_local_sgd"],
+    [
+        "ad_psgd",
+        "async",
+        "bounded",
+        "central",
+        "diloco",
+        "easgd",
+        "gossip",
+        "local_sgd",
+        "post_local_sgd",
+    ],
 )
 def test_ready_files_train(name: str, two: Group) -> None:
     files = sorted(READY.glob(f"*{name}.toml"))
