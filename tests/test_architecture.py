@@ -104,6 +104,7 @@ FLOORS = {
     "hooks": {"checkpoint", "compressor", "config", "engine", "tracing", "transports"},
     "overlap": {"compressor", "config", "engine", "hooks"},
     "strategies": {"aggregators", "config", "engine", "hooks", "overlap"},
+    "optim": {"aggregators", "config", "engine", "hooks"},
     "parameter_server": {
         "aggregators",
         "codecs",
