@@ -211,6 +211,9 @@ class CompressedOptimizer(torch.optim.Optimizer):
                 self.state[parameter][kind] = value.detach().to(parameter.device, copy=True)
         self._go_on()
 
+    def sync(self) -> None:
+        """Have all ranks hold the same parameters: as they do after each step, unless told."""
+
     def stats(self) -> Stats:
         """Return what was exchanged, as measured on this rank."""
         return self.handle.stats()
