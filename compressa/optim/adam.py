@@ -16,11 +16,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from compressa.config import Source
-from compressa.optim.base import CompressedOptimizer, Parameters, Part
-from compressa.optim.configuration import Sections, Wanted
+from compressa.config import Config, Source
+from compressa.errors import ConfigError
+from compressa.optim.base import CompressedOptimizer, Parameters
+from compressa.optim.configuration import Sections, Wanted, compressors_of
 from compressa.optim.lists import Tensors
-from compressa.optim.refusals import outside
+from compressa.optim.parts import Part
+from compressa.optim.refusals import is_count, outside
 
 ONE_BIT: Sections = {"compressor": {"name": "onebit"}, "exchange": {"kind": "scatter_reduce"}}
 """The papers' compressor: scaled signs, with error feedback of the ranks and of the owners."""
@@ -28,7 +30,22 @@ ONE_BIT: Sections = {"compressor": {"name": "onebit"}, "exchange": {"kind": "sca
 
 def fault_of_adam(group: Mapping[str, Any]) -> str:
     """Return what is wrong about the settings of Adam, or nothing."""
+    if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
+        return f"betas = {group['betas']}; give two numbers, for momentum and variance"
     return outside(group, "betas", 0.0, 1.0) or outside(group, "eps", 0.0)
+
+
+def check_scaled(config: Config) -> None:
+    """Refuse signs without a scale: what comes out would be no momentum.
+
+    Raises:
+        ConfigError: A compressor sends such.
+    """
+    if "signsgd" in compressors_of(config):
+        raise ConfigError(
+            "the compressor signsgd sends signs without a scale, of which no momentum can be made; "
+            "use onebit, or compressa.optim.SignSGD"
+        )
 
 
 class FrozenVariance(CompressedOptimizer):
@@ -58,16 +75,15 @@ class FrozenVariance(CompressedOptimizer):
         foreach: bool,
     ) -> None:
         self._warmup_steps = warmup_steps
-        steps = max(int(warmup_steps), 0)  # a negative number is refused in words of its own
-        fixed = {"warmup": {"steps": steps}}
-        wanted = Wanted(ONE_BIT, fixed)
+        steps = warmup_steps if is_count(warmup_steps) else 0  # others are refused in own words
+        wanted = Wanted(ONE_BIT, {"warmup": {"steps": steps}}, check_scaled)
         super().__init__(params, defaults, wanted, config=config, group=group, foreach=foreach)
 
     def _fault(self, group: Mapping[str, Any]) -> str:
-        if self._warmup_steps < 1:
+        if not is_count(self._warmup_steps):
             return (
-                f"warmup_steps = {self._warmup_steps}; it must be at least 1, since the "
-                "variance is learnt in these steps (15 to 25 % of all are usual)"
+                f"warmup_steps = {self._warmup_steps}; it must be a number of steps, at least 1, "
+                "since the variance is learnt in these (15 to 25 % of all are usual)"
             )
         return fault_of_adam(group)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,51 +12,20 @@ import torch
 import torch.distributed as dist
 
 from compressa.aggregators.base import Merge
-from compressa.config import Config, Source
+from compressa.config import Source
 from compressa.engine.measuring.stats import Stats
 from compressa.engine.start.process_groups import group_or_world
-from compressa.errors import CompressaError, StateError
-from compressa.hooks import Handle, broadcast
-from compressa.hooks.opening import open_handle
-from compressa.optim.configuration import Wanted, configured
+from compressa.errors import StateError
+from compressa.hooks import Handle
+from compressa.optim.configuration import Wanted
 from compressa.optim.lists import Lists, Tensors
-from compressa.optim.refusals import check_configuration, check_parameters, check_step
+from compressa.optim.opening import Replicas, open_optimizer
+from compressa.optim.parts import Part, by_name, gradient_of, names_of
+from compressa.optim.refusals import check_step
 from compressa.parameters import as_real
 
 Parameters = Iterable[Any]
 """As torch's optimizers take them: parameters, (name, parameter) pairs, or groups of either."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a step changes by the settings of one parameter group.
-
-    Attributes:
-        group: Its settings.
-        names: Of its parameters.
-        params: The parameters, as real values.
-        grads: This rank's gradients, float32 and contiguous; zero where there is none. Whoever
-            steps may write to them.
-        states: What is kept of each.
-    """
-
-    group: dict[str, Any]
-    names: list[str]
-    params: Tensors
-    grads: Tensors
-    states: list[dict[str, Any]]
-
-    def kept(self, kind: str) -> Tensors:
-        """Return what is kept under a name, which is zero at first: float32, as the parameters."""
-        for state, grad in zip(self.states, self.grads, strict=True):
-            if kind not in state:
-                state[kind] = torch.zeros_like(grad)
-        return [state[kind] for state in self.states]
-
-
-def by_name(parts: Sequence[Part], chosen: Callable[[Part], Tensors]) -> dict[str, torch.Tensor]:
-    """Return tensors of all parts by parameter name."""
-    return {n: t for part in parts for n, t in zip(part.names, chosen(part), strict=True)}
 
 
 class CompressedOptimizer(torch.optim.Optimizer):
@@ -116,10 +84,15 @@ class CompressedOptimizer(torch.optim.Optimizer):
         super().__init__(params, {**defaults, "step": 0})
         self._caller = f"compressa.optim.{type(self).__name__}"
         self._lists = Lists(foreach)
-        self._names = dict(_named(self.param_groups))
+        self._names = dict(names_of(self.param_groups))
         self._trained = {n: p for p, n in self._names.items() if p.requires_grad and p.numel()}
-        self._ranks = group_or_world(group, self._caller)
-        self.handle = self._open(config, wanted)
+        ranks, groups = group_or_world(group, self._caller), self.param_groups
+        self.handle = open_optimizer(
+            self._caller, groups, self._trained, self._fault, ranks, config, wanted
+        )
+        if self._replicated:
+            self._replicas = Replicas(self._trained, ranks)
+            self.handle.attach(self._replicas)
         self._opened = True
 
     def __enter__(self) -> Self:
@@ -292,96 +265,6 @@ class CompressedOptimizer(torch.optim.Optimizer):
             group,
             [self._names[p] for p in params],
             [as_real(p.detach()) for p in params],
-            [_gradient(p) for p in params],
+            [gradient_of(p) for p in params],
             [self.state[p] for p in params],
         )
-
-    def _open(self, source: Source | None, wanted: Wanted) -> Handle:
-        tensors = self._tensors()
-
-        def check(config: Config) -> None:
-            check_parameters(self._caller, self.param_groups, self._trained, self._fault)
-            check_configuration(self._caller, config)
-            wanted.check(config)
-
-        try:
-            config: Source = configured(source, wanted)
-        except CompressaError as error:
-            self._tell(error, tensors)
-            raise
-        handle = open_handle(self._caller, config, tensors, self._ranks, check=check)
-        with handle.closed_on_error():
-            handle.engine.session.agree(_described(self.param_groups, self._names), self._caller)
-            named = {name: p.detach() for name, p in self._trained.items()}
-            broadcast(named, group=self._ranks, config=handle.config)
-        if self._replicated:
-            self._replicas = _Replicas(self._trained, self._ranks)
-            handle.attach(self._replicas)
-        return handle
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return float32 tensors that look like what is exchanged."""
-        return {name: _float32(p.detach()) for name, p in self._trained.items()}
-
-    def _tell(self, error: CompressaError, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Have the other ranks hear why this one can not take part."""
-
-        def refuse(_: Config) -> None:
-            raise error
-
-        open_handle(self._caller, {}, tensors, self._ranks, check=refuse)
-
-
-class _Replicas:
-    """What a handle compares between ranks, as if it were a model."""
-
-    def __init__(self, named: Mapping[str, torch.Tensor], group: dist.ProcessGroup) -> None:
-        self._named = named
-        self.process_group = group
-
-    @property
-    def module(self) -> _Replicas:
-        """The parameters' holder."""
-        return self
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All that are trained."""
-        yield from self._named.items()
-
-    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """None."""
-        yield from ()
-
-    def parameters(self) -> Iterator[torch.Tensor]:
-        """All that are trained."""
-        yield from self._named.values()
-
-
-def _named(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[torch.Tensor, str]]:
-    for number, group in enumerate(groups):
-        places = [f"{number}.{place}" for place in range(len(group["params"]))]
-        yield from zip(group["params"], group.get("param_names", places), strict=True)
-
-
-def _described(
-    groups: Sequence[dict[str, Any]], names: Mapping[torch.Tensor, str]
-) -> dict[str, Any]:
-    """Return what all ranks must have set alike, as plain values."""
-    found = {}
-    for number, group in enumerate(groups):
-        plain = {k: str(v) for k, v in group.items() if k not in ("params", "param_names")}
-        found[f"group {number}"] = {**plain, "params": [names[p] for p in group["params"]]}
-    return found
-
-
-def _float32(parameter: torch.Tensor) -> torch.Tensor:
-    real = as_real(parameter)
-    return real if real.dtype is torch.float32 else torch.empty_like(real, dtype=torch.float32)
-
-
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    if parameter.grad is None:
-        return torch.zeros_like(
-            as_real(parameter.detach()), dtype=torch.float32, memory_format=torch.contiguous_format
-        )
-    return as_real(parameter.grad.detach().resolve_conj()).float().contiguous()

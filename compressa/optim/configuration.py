@@ -55,6 +55,11 @@ def configured(source: Source | None, wanted: Wanted) -> Config:
     return load_config(_merged(layers))
 
 
+def compressors_of(config: Config) -> set[str]:
+    """Return the names of the compressors of a configuration, its warm-up's apart."""
+    return {config.compressor.name, *(rule.compressor.name for rule in config.rules)}
+
+
 def _merged(layers: list[Sections]) -> dict[str, Any]:
     """Return sections whose keys are those of all layers; the last one counts."""
     result: dict[str, Any] = {}

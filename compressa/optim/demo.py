@@ -15,8 +15,9 @@ from typing import Any
 import torch.distributed as dist
 
 from compressa.config import Source
-from compressa.optim.base import CompressedOptimizer, Parameters, Part
+from compressa.optim.base import CompressedOptimizer, Parameters
 from compressa.optim.configuration import Wanted
+from compressa.optim.parts import Part
 
 
 class DeMo(CompressedOptimizer):

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from compressa.config import Source
 from compressa.optim.adam import FrozenVariance
-from compressa.optim.base import Parameters, Part
+from compressa.optim.base import Parameters
+from compressa.optim.parts import Part
 
 
 class OneBitAdam(FrozenVariance):

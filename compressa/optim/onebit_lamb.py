@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from compressa.config import Source
 from compressa.optim.adam import FrozenVariance
-from compressa.optim.base import Parameters, Part
+from compressa.optim.base import Parameters
 from compressa.optim.lists import Tensors
+from compressa.optim.parts import Part
 from compressa.optim.refusals import outside
 
 

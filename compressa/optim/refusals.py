@@ -24,10 +24,16 @@ def outside(group: Mapping[str, Any], name: str, low: float, high: float | None 
     """
     value = group[name]
     values = value if isinstance(value, tuple | list) else (value,)
-    if all(low <= float(each) and (high is None or float(each) < high) for each in values):
+    numbers = all(isinstance(each, int | float | torch.Tensor) for each in values)
+    if numbers and all(low <= each and (high is None or each < high) for each in values):
         return ""
     limits = f"at least {low}" if high is None else f"in [{low}, {high})"
     return f"{name} = {value}; it must be {limits}"
+
+
+def is_count(value: object) -> bool:
+    """Whether something is a whole number, at least 1."""
+    return isinstance(value, int) and value >= 1
 
 
 def check_parameters(

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from compressa.config import Config, Source
 from compressa.errors import ConfigError
-from compressa.optim.base import CompressedOptimizer, Parameters, Part
-from compressa.optim.configuration import Wanted
+from compressa.optim.base import CompressedOptimizer, Parameters
+from compressa.optim.configuration import Wanted, compressors_of
+from compressa.optim.parts import Part
 from compressa.optim.refusals import outside
 
 
@@ -73,8 +74,7 @@ class SignSGD(CompressedOptimizer):
 
 
 def _check(config: Config) -> None:
-    names = {config.compressor.name, *(rule.compressor.name for rule in config.rules)}
-    if names != {"signsgd"} or config.warmup.steps:
+    if compressors_of(config) != {"signsgd"} or config.warmup.steps:
         raise ConfigError(
             "compressa.optim.SignSGD: its steps are the majority's signs, which the compressor "
             '"signsgd" alone gives; leave compressor, rules and warmup out of the configuration, '

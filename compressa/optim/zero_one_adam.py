@@ -28,10 +28,12 @@ from compressa.engine.measuring.stats import CompressorStats, Stats
 from compressa.errors import StateError
 from compressa.hooks import Handle
 from compressa.hooks.opening import open_handle
-from compressa.optim.adam import ONE_BIT, fault_of_adam
-from compressa.optim.base import CompressedOptimizer, Parameters, Part, by_name
+from compressa.optim.adam import ONE_BIT, check_scaled, fault_of_adam
+from compressa.optim.base import CompressedOptimizer, Parameters
 from compressa.optim.configuration import Wanted
 from compressa.optim.lists import Tensors
+from compressa.optim.parts import Part, by_name, like_exchanged
+from compressa.optim.refusals import is_count
 
 
 class ZeroOneAdam(CompressedOptimizer):
@@ -96,7 +98,7 @@ class ZeroOneAdam(CompressedOptimizer):
         super().__init__(
             params,
             {**defaults, **progress, **settings},
-            Wanted(ONE_BIT),
+            Wanted(ONE_BIT, check=check_scaled),
             config=config,
             group=group,
             foreach=foreach,
@@ -142,8 +144,8 @@ class ZeroOneAdam(CompressedOptimizer):
 
     def _fault(self, group: Mapping[str, Any]) -> str:
         for name in ("warmup_steps", "kappa", "max_interval"):
-            if group[name] < 1:
-                return f"{name} = {group[name]}; it must be at least 1"
+            if not is_count(group[name]):
+                return f"{name} = {group[name]}; it must be a whole number, at least 1"
         return fault_of_adam(group)
 
     def _go_on(self) -> None:
@@ -238,7 +240,8 @@ class ZeroOneAdam(CompressedOptimizer):
         own = self.handle.config
         same = {"exchange": own.exchange, "schedule": own.schedule, "engine": own.engine}
         config = Config().model_copy(update=same)
-        return open_handle(self._caller, config, self._tensors(), self._ranks)
+        tensors = {name: like_exchanged(p) for name, p in self._trained.items()}
+        return open_handle(self._caller, config, tensors, self.handle.group)
 
 
 def _sum(one: Stats, other: Stats) -> Stats:
