@@ -117,6 +117,19 @@ def resumed(*, kind: str, hyper: dict[str, Any], config: Any, steps: int, folder
     return ends
 
 
+def momenta(*, kind: str, hyper: dict[str, Any], folder: str, saves: bool) -> Any:
+    """Save what a few steps left behind, or load it; return this rank's momentum of "weight"."""
+    params = parameters()
+    with make(kind, params.items(), hyper) as opt:
+        _go(opt, params, range(3 if saves else 1))
+        if saves:
+            opt.save(folder)
+        else:
+            opt.load(folder)
+        prefix = f"rank{dist.get_rank()}/"
+        return opt.handle.state_dict()[f"{prefix}optimizer_momentum/weight"].tolist()
+
+
 def _go(opt: optim.CompressedOptimizer, params: dict[str, nn.Parameter], steps: range) -> None:
     for step in steps:
         evaluate(params, step)

@@ -14,6 +14,7 @@ from _optimized import (
     from_rank_0,
     lost,
     misused,
+    momenta,
     of_another_dtype,
     opened,
     resumed,
@@ -172,6 +173,16 @@ def test_a_resumed_run_repeats_its_bits(kind: str, two: Group, tmp_path: Path) -
     how = {"kind": kind, "hyper": HYPER[kind], "config": config}
     straight, again = same(two.run(resumed, **how, steps=7, folder=str(tmp_path)))
     assert straight == again
+
+
+@pytest.mark.parametrize("kind", ["SignSGD", "EF21"])
+def test_another_number_of_ranks_goes_on_with_the_mean_of_momenta(
+    kind: str, two: Group, four: Group, tmp_path: Path
+) -> None:
+    how = {"kind": kind, "hyper": HYPER[kind], "folder": str(tmp_path)}
+    saved = two.run(momenta, **how, saves=True)
+    loaded = four.run(momenta, **how, saves=False)
+    np.testing.assert_allclose(np.mean(loaded, axis=0), np.mean(saved, axis=0), rtol=1e-6)
 
 
 def test_a_gradient_that_is_none_counts_as_zero(
