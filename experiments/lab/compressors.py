@@ -124,7 +124,8 @@ def attach(
         ddp = _wrapped(model, bucket_cap_mb)
         known = _HOOKS[spec.name](ddp)
         return Attachment(ddp, optimizer.step, optimizer, bytes_per_step=known)
-    config = paced(configuration(spec, steady=steady))
+    own = spec.optimizer is not None  # has a warm-up of its own, then
+    config = paced(configuration(spec, steady=steady and not own))
     if spec.optimizer is not None:
         optimizer = _named_optimizer(model, spec.optimizer, config, steady=steady)
     if isinstance(optimizer, optim.CompressedOptimizer):

@@ -117,6 +117,18 @@ def resumed(*, kind: str, hyper: dict[str, Any], config: Any, steps: int, folder
     return ends
 
 
+def after_loading(*, kind: str, hyper: dict[str, Any], config: Any) -> float:
+    """Go on from the state of an optimizer that is past its warm-up, and return the ratio then."""
+    params = parameters()
+    with make(kind, params.items(), hyper, config) as opt:
+        _go(opt, params, range(hyper["warmup_steps"] + 1))
+        state = opt.state_dict()
+    with make(kind, params.items(), hyper, config) as opt:
+        opt.load_state_dict(state)
+        _go(opt, params, range(3))
+        return opt.stats().ratio
+
+
 def momenta(*, kind: str, hyper: dict[str, Any], folder: str, saves: bool) -> Any:
     """Save what a few steps left behind, or load it; return this rank's momentum of "weight"."""
     params = parameters()
