@@ -46,7 +46,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
     2019): the parameters shrink by lr * weight_decay in a step. Groups can not be added later, and
     losses not be scaled: ranks that skip steps alone would part (train in bfloat16 instead).
 
-    What is the same on all ranks is in `state_dict`; what each rank keeps by itself (residuals,
+    Ranks compare their parameters every `integrity.every` steps, and raise StateError if they
+    differ. What is the same on all ranks is in `state_dict`; what each rank keeps by itself (residuals,
     local momenta) is written by `save`. Both together repeat a run bit by bit.
 
     Args:
@@ -68,7 +69,6 @@ class CompressedOptimizer(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True  # so that a GradScaler's steps come here, and are refused
-    _replicated = True  # whether all ranks hold the same parameters in every step
 
     def __init__(
         self,
@@ -90,9 +90,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
         self.handle = open_optimizer(
             self._caller, groups, self._trained, self._fault, ranks, config, wanted
         )
-        if self._replicated:
-            self._replicas = Replicas(self._trained, ranks)
-            self.handle.attach(self._replicas)
+        self._replicas = Replicas(self._trained, ranks)
+        self.handle.attach(self._replicas)
         self._opened = True
 
     def __enter__(self) -> Self:
@@ -143,6 +142,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         with self.handle.closed_on_error():
             check_step(self._caller, self, self._names, self._trained)
+            self._compare()
             self._step([self._part(group) for group in self.param_groups])
         for group in self.param_groups:
             group["step"] += 1
@@ -225,13 +225,21 @@ class CompressedOptimizer(torch.optim.Optimizer):
             parts: All.
             chosen: Which tensors of a part, one for each parameter.
         """
-        integrity, step = self.handle.integrity, self.handle.next_step
-        tensors = by_name(parts, chosen)
-        integrity.settle(step)
-        integrity.begin(step)
-        ticket = self.handle.submit(tensors)
-        integrity.tell()
+        ticket = self.handle.submit(by_name(parts, chosen))
         self.handle.wait([ticket], "momenta")
+
+    @property
+    def _united(self) -> bool:
+        """Whether all ranks hold the same parameters now."""
+        return True
+
+    def _compare(self) -> None:
+        """Compare the ranks' parameters, in the steps in which they shall be."""
+        integrity = self.handle.integrity
+        integrity.settle(self._taken)
+        if self._united:
+            integrity.begin(self._taken)
+            integrity.tell()
 
     def _shrink(self, part: Part) -> None:
         """Decay the weights."""

@@ -67,8 +67,6 @@ class ZeroOneAdam(CompressedOptimizer):
         >>> opt = ZeroOneAdam(net.parameters(), warmup_steps=1000)  # doctest: +SKIP
     """
 
-    _replicated = False
-
     def __init__(
         self,
         params: Parameters,
@@ -112,7 +110,7 @@ class ZeroOneAdam(CompressedOptimizer):
         Raises:
             CompressaError: As `step`.
         """
-        if self._first["apart"]:
+        if not self._united:
             with self.handle.closed_on_error(), torch.no_grad():
                 self._meet([self._part(group) for group in self.param_groups])
 
@@ -122,7 +120,7 @@ class ZeroOneAdam(CompressedOptimizer):
         Raises:
             StateError: Ranks are between two meetings.
         """
-        if self._first["apart"]:
+        if not self._united:
             raise StateError(
                 f"{self._caller}.save after step {self._taken}: ranks hold different parameters, "
                 "and only what all agree on is saved; call sync() first, on all ranks"
@@ -136,6 +134,10 @@ class ZeroOneAdam(CompressedOptimizer):
     @property
     def _handles(self) -> list[Handle]:
         return [self.handle, self._dense]
+
+    @property
+    def _united(self) -> bool:
+        return not self._first["apart"]
 
     @property
     def _first(self) -> dict[str, Any]:

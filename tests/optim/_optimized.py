@@ -187,6 +187,17 @@ def misused(*, how: str) -> None:
         opt.step()
 
 
+def gone_astray(*, kind: str, hyper: dict[str, Any]) -> None:
+    """Write to a parameter on one rank, in the middle of training."""
+    params = parameters()
+    with make(kind, params.items(), hyper, {"integrity": {"every": 1}}) as opt:
+        for step in range(6):
+            evaluate(params, step)
+            if step == 2 and dist.get_rank() == 1:
+                params["weight"].data[0, 0] += 1.0
+            opt.step()
+
+
 def saved_apart(*, folder: str) -> None:
     """Save while ranks hold different parameters."""
     params = parameters()

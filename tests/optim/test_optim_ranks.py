@@ -13,6 +13,7 @@ from _optimized import (
     after_loading,
     evaluated_again,
     from_rank_0,
+    gone_astray,
     lost,
     misused,
     momenta,
@@ -226,6 +227,12 @@ def test_a_gradient_that_is_none_counts_as_zero(
 def test_ranks_begin_with_rank_0s_values(kind: str, two: Group) -> None:
     start = same(two.run(from_rank_0, kind=kind, hyper=HYPER[kind]))
     np.testing.assert_array_equal(start["weight"], oracle.initial()["weight"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replicas_that_differ_are_told(kind: str, two: Group) -> None:
+    for said in two.refused(gone_astray, "StateError", kind=kind, hyper=HYPER[kind]):
+        assert "'weight'" in said
 
 
 @pytest.mark.parametrize("kind", KINDS)
