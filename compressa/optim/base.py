@@ -42,13 +42,13 @@ class CompressedOptimizer(torch.optim.Optimizer):
     rank counts as zero there, so momentum and weight decay go on. `step` overwrites gradients.
 
     Parameter groups have learning rates, betas and weight decay of their own, and schedulers work;
-    rates must be the same on all ranks. Weight decay is decoupled everywhere (Loshchilov & Hutter,
-    2019): the parameters shrink by lr * weight_decay in a step. Groups can not be added later, and
-    losses not be scaled: ranks that skip steps alone would part (train in bfloat16 instead).
+    rates must be the same on all ranks. But for LAMB, weight decay is decoupled, as in AdamW: the
+    parameters shrink by lr * weight_decay in a step. Groups can not be added later, and losses not
+    be scaled: ranks that skip steps alone would part (train in bfloat16 instead).
 
     Ranks compare their parameters every `integrity.every` steps, and raise StateError if they
-    differ. What is the same on all ranks is in `state_dict`; what each rank keeps by itself (residuals,
-    local momenta) is written by `save`. Both together repeat a run bit by bit.
+    differ. What is the same on all ranks is in `state_dict`; what each rank keeps by itself
+    (residuals, local momenta) is written by `save`. Both together repeat a run bit by bit.
 
     Args:
         params: As `Parameters`; the names are used in errors, rules and checkpoints, else
