@@ -113,6 +113,7 @@ FLOORS = {
     "overlap": {"compressor", "config", "engine", "hooks"},
     "strategies": {
         "aggregators",
+        "codecs",
         "collectives",
         "compressor",
         "config",
@@ -121,6 +122,7 @@ FLOORS = {
         "overlap",
         "parameter_server",
     },
+    "optim": {"aggregators", "config", "engine", "hooks"},
     "parameter_server": {
         "aggregators",
         "codecs",

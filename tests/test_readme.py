@@ -24,7 +24,7 @@ from lab.records import append
 from test_codecs_golden import X
 from test_experiments_report import whole
 
-from compressa import cli, load_config
+from compressa import cli, load_config, optim
 from compressa.compressors import COMPRESSORS, Entry, Family
 from compressa.config.choices import choice_model
 from compressa.config.strategies import STRATEGIES as DESCRIBED
@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENGINE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
 STRATEGIES = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+OPTIMIZERS = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -58,11 +59,8 @@ def commands() -> list[list[str]]:
 
 def spoken_of() -> set[str]:
     """Commands in running text: `make check`, `compressa explain`."""
-    return set(
-        re.findall(
-            r"`((?:make|compressa|python) [^`]+)`", README + ARCHITECTURE + ENGINE + STRATEGIES
-        )
-    )
+    pages = (README, ARCHITECTURE, ENGINE, STRATEGIES, OPTIMIZERS)
+    return set(re.findall(r"`((?:make|compressa|python) [^`]+)`", "".join(pages)))
 
 
 def all_commands() -> list[list[str]]:
@@ -236,6 +234,21 @@ def test_the_figures_of_strategies_are_those_of_their_file() -> None:
 def test_the_page_of_strategies_names_all_of_them() -> None:
     table = STRATEGIES.split("## What there is")[1].split("## ")[0]
     assert re.findall(r"^\| `(\w+)`", table, re.M) == [*DESCRIBED]
+
+
+@pytest.mark.ranks
+def test_momenta_are_exchanged_as_the_page_of_optimizers_says(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", OPTIMIZERS, re.M | re.S)
+    (tmp_path / "train.py").write_text(example, encoding="utf-8")
+    for done in ranks_of("train.py", 2, tmp_path):
+        assert re.fullmatch(r"100 steps, 4\.\d times smaller, the loss is 0\.\d+\n", done.stdout)
+    assert (tmp_path / "ckpt" / "optimizer" / "manifest.json").exists()
+
+
+def test_the_page_of_optimizers_names_all_of_them() -> None:
+    table = OPTIMIZERS.split("## What there is")[1].split("## ")[0]
+    named = set(re.findall(r"^\| `(\w+)`", table, re.M))
+    assert named == set(optim.__all__) - {"CompressedOptimizer"}
 
 
 @pytest.mark.ranks

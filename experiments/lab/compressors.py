@@ -1,15 +1,17 @@
 """One place where a compressor's name becomes what trains a model on all ranks.
 
 The baselines are PyTorch's own: plain DDP in float32, its fp16 hook, and its PowerSGD hook. All
-others are compressa configurations, which may name a strategy. The rest of the lab sees an
-:class:`Attachment` only.
+others are compressa configurations, which may name a strategy, and beside which a plan may name an
+optimizer. The rest of the lab sees an :class:`Attachment` only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed import get_world_size
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -17,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import compressa
-from compressa import Config, Stats, Strategy, load_config
+from compressa import Config, Stats, Strategy, load_config, optim
 from compressa.testbed import Pacer
 from lab.records import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD, CompressorSpec
 
@@ -32,13 +34,15 @@ class Attachment:
     Attributes:
         model: What is called.
         step: Called after each backward pass.
-        strategy: Of compressa's, which keeps totals; None for a baseline.
+        optimizer: Whose learning rate a schedule sets.
+        strategy: What of compressa's keeps totals; None for a baseline.
         bytes_per_step: What is known beforehand of a baseline, else None.
     """
 
     model: nn.Module
     step: Callable[[], object]
-    strategy: Strategy | None = None
+    optimizer: Optimizer
+    strategy: Strategy | optim.CompressedOptimizer | None = None
     bytes_per_step: float | None = None
 
     def stats(self) -> Stats | None:
@@ -90,6 +94,8 @@ def paced(config: Config) -> Config:
 
 def dense_warmup_steps(spec: CompressorSpec) -> int:
     """How many steps a compressor begins with in another, denser way."""
+    if spec.optimizer is not None:
+        return int(spec.optimizer.get("warmup_steps", 0))
     return 0 if spec.name in BASELINES else configuration(spec, steady=False).warmup.steps
 
 
@@ -116,12 +122,33 @@ def attach(
     """
     if spec.name in _HOOKS:
         ddp = _wrapped(model, bucket_cap_mb)
-        return Attachment(ddp, optimizer.step, bytes_per_step=_HOOKS[spec.name](ddp))
-    config = paced(configuration(spec, steady=steady))
+        known = _HOOKS[spec.name](ddp)
+        return Attachment(ddp, optimizer.step, optimizer, bytes_per_step=known)
+    own = spec.optimizer is not None  # has a warm-up of its own, then
+    config = paced(configuration(spec, steady=steady and not own))
+    if spec.optimizer is not None:
+        optimizer = _named_optimizer(model, spec.optimizer, config, steady=steady)
+    if isinstance(optimizer, optim.CompressedOptimizer):
+        return Attachment(model, optimizer.step, optimizer, optimizer)
     by_hook = config.strategy is None or config.strategy.name == "hook"
     trained = _wrapped(model, bucket_cap_mb) if by_hook else model
     strategy = compressa.attach(trained, optimizer, config)
-    return Attachment(strategy.model, strategy.step, strategy)
+    return Attachment(strategy.model, strategy.step, optimizer, strategy)
+
+
+def _named_optimizer(
+    model: nn.Module, settings: dict[str, Any], config: Config, *, steady: bool
+) -> Optimizer:
+    """Make what a plan names in place of a task's optimizer."""
+    own = {key: value for key, value in settings.items() if key != "name"}
+    kind = getattr(optim, settings["name"], None)
+    if kind is None:
+        made: Optimizer = getattr(torch.optim, settings["name"])(model.parameters(), **own)
+        return made
+    if steady and "warmup_steps" in own:
+        own["warmup_steps"] = 1
+    made = kind(model.named_parameters(), config=config, **own)
+    return made
 
 
 def _wrapped(model: nn.Module, bucket_cap_mb: float) -> DistributedDataParallel:

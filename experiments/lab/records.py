@@ -39,10 +39,13 @@ class CompressorSpec(Strict):
         name: What tables show.
         config: A configuration as a dict, or the path of a TOML file; None for the baselines,
             which are PyTorch's own and are known by their name.
+        optimizer: What trains in place of the task's: "name", of a class in ``compressa.optim`` or
+            ``torch.optim``, and its arguments; None for the task's.
     """
 
     name: str
     config: dict[str, Any] | str | None = None
+    optimizer: dict[str, Any] | None = None
 
 
 class _Cell(Strict):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from lab.compressors import Attachment, attach, dense_warmup_steps
 from lab.records import CurvePoint, TimeCell, TrainCell, Trained
@@ -53,6 +55,12 @@ class Stepper:
     def __init__(self, cell: TrainCell | TimeCell, task: Task, model: nn.Module) -> None:
         self._task, self._seed, self._device = task, cell.seed, _device(cell.device)
         self.optimizer, self.schedule = task.optimizer(model, cell.steps)
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Have the schedule set another optimizer's rate, if it is another."""
+        if optimizer is not self.optimizer:
+            self.optimizer = optimizer
+            self.schedule = LambdaLR(optimizer, self.schedule.lr_lambdas[0])
 
     def loss(self, forward: nn.Module, step: int) -> Tensor:
         """Fetch a step's batch, zero the gradients, and do the forward pass; the scalar loss."""
@@ -111,6 +119,7 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> Trained:
         steady=False,
         bucket_cap_mb=cell.bucket_cap_mb,
     )
+    stepper.follow(attachment.optimizer)
     try:
         curve = _run(cell, task, model, stepper, attachment, progress)
     finally:

@@ -132,6 +132,27 @@ def test_a_wrong_plan_is_refused_before_anything_starts(
         Plan.model_validate(SMOKE | change)
 
 
+@pytest.mark.ranks
+def test_a_plan_may_name_an_optimizer(tmp_path: Path) -> None:
+    plan = SMOKE | {
+        "compressors": ["adamw", "onebit-adam"],
+        "configs": {
+            "adamw": {"optimizer": {"name": "AdamW", "lr": 0.002}},
+            "onebit-adam": {"optimizer": {"name": "OneBitAdam", "lr": 0.002, "warmup_steps": 9}},
+        },
+    }
+    with LiveProgress(Console(file=StringIO())) as progress:
+        driver = Driver(Plan.model_validate(plan), tmp_path, progress)
+        driver.run(open_loopback)
+    assert driver.failures == []
+    cells = read(tmp_path)
+    dense, onebit = (cell for cell in cells if isinstance(cell, TrainRecord))
+    assert onebit.dense_warmup_steps == 9  # so that it is AdamW in all of these steps
+    assert onebit.metrics["loss"] == pytest.approx(dense.metrics["loss"], rel=1e-4)
+    sent = {c.compressor: c.bytes_accounted for c in cells if isinstance(c, TimeRecord)}
+    assert sent["adamw"] > 15 * sent["onebit-adam"]
+
+
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_plans_that_ship_are_valid(path: Path) -> None:
     assert jobs(Plan.load(path))

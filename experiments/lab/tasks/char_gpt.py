@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from lab.records import Quality
 from lab.tasks.corpus import VOCABULARY, standard_library
@@ -139,7 +139,7 @@ class CharGPT:
         """Mean cross-entropy in nats per character."""
         return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
-    def optimizer(self, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler]:
+    def optimizer(self, model: nn.Module, steps: int) -> tuple[Optimizer, LambdaLR]:
         """AdamW with a short warm-up and cosine decay."""
         optimizer = AdamW(
             model.parameters(),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from lab.records import Quality
 from lab.tasks.task import Batch, EpochOrder, Metric, seeded, warmup_then_cosine
@@ -122,7 +122,7 @@ class Digits:
         """Mean cross-entropy."""
         return nn.functional.cross_entropy(outputs, targets)
 
-    def optimizer(self, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler]:
+    def optimizer(self, model: nn.Module, steps: int) -> tuple[Optimizer, LambdaLR]:
         """SGD with Nesterov momentum 0.9."""
         optimizer = SGD(
             model.parameters(), lr=self._learning_rate, momentum=0.9, nesterov=True, foreach=True

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from lab.records import Quality
 
@@ -63,7 +63,7 @@ class Task(Protocol):
         """The training loss of the model's outputs, the mean over the batch; of shape ()."""
         ...
 
-    def optimizer(self, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler]:
+    def optimizer(self, model: nn.Module, steps: int) -> tuple[Optimizer, LambdaLR]:
         """The optimizer and its learning-rate schedule over ``steps`` steps."""
         ...
 
@@ -121,7 +121,7 @@ def seeded(seed: int, build: type[nn.Module], *args: object) -> nn.Module:
         return build(*args)
 
 
-def warmup_then_cosine(optimizer: Optimizer, steps: int, warmup: int) -> LRScheduler:
+def warmup_then_cosine(optimizer: Optimizer, steps: int, warmup: int) -> LambdaLR:
     """Linear warm-up over ``warmup`` steps, then half a cosine down to a tenth at ``steps``."""
 
     def factor(step: int) -> float:
