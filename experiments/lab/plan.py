@@ -1,8 +1,9 @@
 """What is to be run, in order: one validated object, from a TOML file, from options, or from both.
 
 A plan lists tasks, compressors, links and seeds; the cells are their product. A compressor's name
-is a baseline, a table under ``[configs.NAME]`` in the plan (which may name an ``optimizer``, too),
-the stem of a file in ``experiments/configs``, or the path of a TOML file.
+is a baseline, a table under ``[configs.NAME]`` in the plan (which may have an ``optimizer``, too,
+and say how many times as long the ``slowest`` rank computes), the stem of a file in
+``experiments/configs``, or the path of a TOML file.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ class Plan(Strict):
             return CompressorSpec(name=name)
         if name in self.configs:
             config = dict(self.configs[name])
-            optimizer = config.pop("optimizer", None)
-            return CompressorSpec(name=name, config=config, optimizer=optimizer)
+            besides = {key: config.pop(key) for key in ("optimizer", "slowest") if key in config}
+            return CompressorSpec(name=name, config=config, **besides)
         for path in (CONFIGS / f"{name}.toml", Path(name)):
             if path.suffix == ".toml" and path.is_file():
                 return CompressorSpec(name=path.stem, config=str(path.resolve()))

@@ -41,11 +41,13 @@ class CompressorSpec(Strict):
             which are PyTorch's own and are known by their name.
         optimizer: What trains in place of the task's: "name", of a class in ``compressa.optim`` or
             ``torch.optim``, and its arguments; None for the task's.
+        slowest: How many times as long the last rank takes to compute as the others.
     """
 
     name: str
     config: dict[str, Any] | str | None = None
     optimizer: dict[str, Any] | None = None
+    slowest: Annotated[float, Field(ge=1)] = 1.0
 
 
 class _Cell(Strict):

@@ -75,28 +75,34 @@ def _finite(value: float) -> float | None:
 
 
 class _Curve:
-    """Quality points of rank 0 and the clock of the training between them."""
+    """Quality of rank 0's model in the course of training, measured when that is over.
+
+    So nobody waits for an evaluation: ranks that do not wait for each other are not made to.
+    """
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._started_s = time.perf_counter()
+        self._kept: list[tuple[int, float, nn.Module]] = []
         self.elapsed_s = 0.0
         self.points: list[CurvePoint] = []
         self.metrics: list[Metric] = []
 
-    def pause_and_evaluate(self, step: int, model: nn.Module) -> None:
-        """Adds a point; all ranks wait meanwhile, and none of it counts as training.
-
-        Quality is measured on the CPU, whatever device the model is on.
-        """
-        dist.barrier()
-        self.elapsed_s += time.perf_counter() - self._started_s
+    def keep(self, step: int, model: nn.Module) -> None:
+        """Keep a copy, on the CPU; the time for it does not count."""
+        begun_s = time.perf_counter()
+        self.elapsed_s = begun_s - self._started_s
         if dist.get_rank() == 0:
-            self.metrics = self._task.evaluate(copy.deepcopy(model).cpu().eval())
-            value = _finite(self.metrics[0].value)
-            self.points.append(CurvePoint(step=step, value=value, elapsed_s=self.elapsed_s))
+            self._kept.append((step, self.elapsed_s, copy.deepcopy(model).cpu().eval()))
+        self._started_s += time.perf_counter() - begun_s
+
+    def evaluate(self) -> None:
+        """Add a point for each copy."""
         dist.barrier()
-        self._started_s = time.perf_counter()
+        for step, elapsed_s, model in self._kept:
+            self.metrics = self._task.evaluate(model)
+            value = _finite(self.metrics[0].value)
+            self.points.append(CurvePoint(step=step, value=value, elapsed_s=elapsed_s))
 
 
 def train(cell: TrainCell, progress: Callable[[int], None]) -> Trained:
@@ -124,6 +130,7 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> Trained:
         curve = _run(cell, task, model, stepper, attachment, progress)
     finally:
         attachment.close()
+    curve.evaluate()
     return Trained(
         parameters_sha256=parameters_sha256(model),
         parameters_elems=sum(p.numel() for p in model.parameters()),
@@ -143,14 +150,22 @@ def _run(
     attachment: Attachment,
     progress: Callable[[int], None],
 ) -> _Curve:
+    slower = cell.compressor.slowest - 1.0 if dist.get_rank() == dist.get_world_size() - 1 else 0.0
     curve = _Curve(task)
     for step in range(cell.steps):
-        stepper.loss(attachment.model, step).backward()
+        begun_s = time.perf_counter()
+        loss = stepper.loss(attachment.model, step)
+        if slower:
+            time.sleep(slower * (time.perf_counter() - begun_s))
+        begun_s = time.thread_time()
+        loss.backward()
+        if slower:
+            time.sleep(slower * (time.thread_time() - begun_s))
         attachment.step()
         stepper.schedule.step()
         progress(step + 1)
         if step + 1 == cell.steps:
             attachment.sync()
         if (step + 1) % cell.eval_every == 0 or step + 1 == cell.steps:
-            curve.pause_and_evaluate(step + 1, model)
+            curve.keep(step + 1, model)
     return curve
