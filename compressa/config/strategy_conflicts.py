@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from compressa.codecs.base import Biased, Codec, Contraction
 from compressa.config.mistakes import Mistake
 from compressa.config.settings import Settings
+from compressa.config.strategies import Gossip
 from compressa.config.uses import TYPICAL_ELEMS, Use
 
 _LOSES_LITTLE = 0.5  # of the square of a vector
+_GO_ON = ("local_sgd", "post_local_sgd", "diloco", "easgd", "gossip")  # without a lost rank
 
 
 def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
@@ -39,12 +41,23 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
             "momentum is each rank's optimizer's; leave it out"
         )
         yield Mistake(("momentum", "factor"), text, place)
-    if config.engine.recover:
+    if config.engine.recover and name not in _GO_ON:
         text = (
             f'is true, but strategy.name = "{name}" can not go on without a lost rank; leave it '
             "out, and go on from a checkpoint"
         )
         yield Mistake(("engine", "recover"), text, place)
+
+
+def _weights_conflicts(config: Settings) -> Iterator[Mistake]:
+    """Those of all ranks say nothing of fewer, whose graph may not even be connected."""
+    strategy = config.strategy
+    if config.engine.recover and isinstance(strategy, Gossip) and strategy.weights:
+        text = (
+            "is true, but strategy.weights are those of all ranks, and without a lost one there "
+            "would be none; name a strategy.graph, which there is for any number of ranks"
+        )
+        yield Mistake(("engine", "recover"), text, (("strategy", "weights"),))
 
 
 def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
@@ -67,6 +80,7 @@ def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
 
 def _gossip_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
     """Who hears of its neighbours only, knows no sum over all ranks."""
+    yield from _weights_conflicts(config)
     place = (("strategy", "name"),)
     for use in uses:
         codec = use.compressor if isinstance(use.compressor, Codec) else None

@@ -27,6 +27,8 @@ def check_local(training: Training, *, doubles: bool = False) -> None:
         ConfigError: A parameter has a dtype that an anchor can not have, or a setting does not fit.
     """
     found = _fault_of_model(training.model, doubles) or _fault_of_optimizer(training)
+    if found is None and training.config.engine.recover:
+        found = _fault_of_device(training.model)
     if found is None and isinstance(training.config.strategy, EASGD):
         found = _fault_of_small_shares(training.model)
     if found is not None:
@@ -70,6 +72,15 @@ def _fault_of_model(model: nn.Module, doubles: bool) -> CompressaError | None:
                 f"the parameter {name!r} is made of {parameter.dtype} values, and what ranks agree "
                 "on is kept in float32; convert it, or freeze it (requires_grad_(False))"
             )
+    return None
+
+
+def _fault_of_device(model: nn.Module) -> CompressaError | None:
+    if any(parameter.is_cuda for parameter in trained(model).values()):
+        return ConfigError(
+            "engine.recover = true, but the model is on a GPU, where nobody knows what a transport "
+            "that was ended has left; leave it out, and go on from a checkpoint"
+        )
     return None
 
 

@@ -68,9 +68,20 @@ def test_what_supposes_a_mean_in_each_step_is_refused() -> None:
     beside = {"momentum": {"factor": 0.9}, "engine": {"recover": True}, "compressor": "topk"}
     load_config({"strategy": "hook", **beside})
     with pytest.raises(ConfigError) as refused:
-        load_config({"strategy": "local_sgd", **beside})
+        load_config({"strategy": "hogwild", **beside})
     assert "momentum.factor" in str(refused.value)
     assert "engine.recover" in str(refused.value)
+
+
+def test_who_averages_parameters_goes_on_without_a_lost_rank() -> None:
+    beside = {"engine": {"recover": True}}
+    for name in ("local_sgd", "post_local_sgd", "diloco", "easgd", "gossip"):
+        load_config({"strategy": name, **beside})
+    own = {"name": "gossip", "weights": [[0.5, 0.5], [0.5, 0.5]]}
+    with pytest.raises(
+        ConfigError, match=r"weights are those of all ranks.*name a strategy\.graph"
+    ):
+        load_config({"strategy": own, **beside})
 
 
 def test_gossip_takes_what_needs_no_sum_over_all_ranks() -> None:
