@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compressa.codecs.base import Biased, Codec, Contraction
+from compressa.codecs.base import Biased, Codec, Contraction, Unbiased
 from compressa.config.mistakes import Mistake
 from compressa.config.settings import Settings
-from compressa.config.strategies import Gossip
+from compressa.config.strategies import SGP, Gossip
 from compressa.config.uses import TYPICAL_ELEMS, Use
 
 _LOSES_LITTLE = 0.5  # of the square of a vector
-_GO_ON = ("local_sgd", "post_local_sgd", "diloco", "easgd", "gossip")  # without a lost rank
+_GO_ON = ("local_sgd", "post_local_sgd", "diloco", "easgd", "gossip", "sgp")  # without a lost rank
 
 
 def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
@@ -24,8 +24,8 @@ def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
     if config.strategy is None:
         return
     yield from _momentum_conflicts(config)
-    if config.strategy.name == "gossip":
-        yield from _gossip_conflicts(config, uses)
+    if isinstance(config.strategy, Gossip | SGP):
+        yield from _gossip_conflicts(config, config.strategy, uses)
     if config.strategy.name == "easgd":
         yield from _easgd_conflicts(uses)
 
@@ -49,10 +49,9 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
         yield Mistake(("engine", "recover"), text, place)
 
 
-def _weights_conflicts(config: Settings) -> Iterator[Mistake]:
+def _weights_conflicts(config: Settings, strategy: Gossip | SGP) -> Iterator[Mistake]:
     """Those of all ranks say nothing of fewer, whose graph may not even be connected."""
-    strategy = config.strategy
-    if config.engine.recover and isinstance(strategy, Gossip) and strategy.weights:
+    if config.engine.recover and strategy.weights is not None:
         text = (
             "is true, but strategy.weights are those of all ranks, and without a lost one there "
             "would be none; name a strategy.graph, which there is for any number of ranks"
@@ -78,26 +77,38 @@ def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
             yield Mistake(use.feedback_path, text, place)
 
 
-def _gossip_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
-    """Who hears of its neighbours only, knows no sum over all ranks."""
-    yield from _weights_conflicts(config)
-    place = (("strategy", "name"),)
+def _gossip_conflicts(
+    config: Settings, strategy: Gossip | SGP, uses: Sequence[Use]
+) -> Iterator[Mistake]:
+    """Who hears of some ranks only, knows no sum over all of them."""
+    yield from _weights_conflicts(config, strategy)
+    name, place = strategy.name, (("strategy", "name"),)
     for use in uses:
-        codec = use.compressor if isinstance(use.compressor, Codec) else None
-        why = f"{use.name} exchanges in rounds of its own, with all ranks"
-        if codec is not None and isinstance(codec.bias(TYPICAL_ELEMS), Biased):
-            why = f"{use.name} is no contraction as configured, and estimates would not follow"
-        elif codec is not None:
-            why = ""
+        why = _fault_between_neighbours(strategy, use)
         if why:
-            text = f'is "{use.name}", but strategy.name = "gossip", and {why}; use another one'
+            text = f'is "{use.name}", but strategy.name = "{name}", and {why}; use another one'
             yield Mistake((*use.path, "name"), text, place)
         if use.feedback not in ("auto", "none"):
             text = (
-                f'is "{use.feedback}", but strategy.name = "gossip" sends differences from an '
-                'estimate, in which nothing is lost; use "auto"'
+                f'is "{use.feedback}", but strategy.name = "{name}" keeps what was not sent by '
+                'itself; use "auto"'
             )
             yield Mistake(use.feedback_path, text, place)
     if config.exchange.kind != "auto":
-        text = f'is "{config.exchange.kind}", but gossip has an exchange of its own; use "auto"'
+        text = f'is "{config.exchange.kind}", but {name} has an exchange of its own; use "auto"'
         yield Mistake(("exchange", "kind"), text, place)
+
+
+def _fault_between_neighbours(strategy: Gossip | SGP, use: Use) -> str:
+    """Return why a compressor does not fit; nothing if it does."""
+    if not isinstance(use.compressor, Codec):
+        return f"{use.name} exchanges in rounds of its own, with all ranks"
+    bias = use.compressor.bias(TYPICAL_ELEMS)
+    if isinstance(strategy, Gossip):
+        stays = f"{use.name} is no contraction as configured, and estimates would not follow"
+        return stays if isinstance(bias, Biased) else ""
+    lost = bias.omega if isinstance(bias, Unbiased) else 1.0
+    if isinstance(bias, Contraction):
+        lost = 1.0 - bias.delta
+    little = f"{use.name} may send little of a share, whose weight is sent whole"
+    return little if lost > _LOSES_LITTLE else ""

@@ -28,6 +28,7 @@ CALM = {"name": "diloco", "outer_rate": 0.5, "outer_momentum": 0.5}
 GOING_ON: list[dict[str, Any]] = [
     {"name": "gossip", "every": 2},
     {"name": "gossip", "graph": "exponential"},
+    {"name": "sgp"},
     {"name": "local_sgd", "every": 3},
     {"name": "post_local_sgd", "every": 3, "after_steps": 4},
     {**CALM, "every": 3},
@@ -142,17 +143,18 @@ def test_the_last_one_goes_on_alone(name: str, pools: Pools) -> None:
     survive(pools, strategy, 3, {2: 4, 1: 11}, moment="between")
 
 
-@pytest.mark.parametrize("strategy", [GOING_ON[0], GOING_ON[1], GOING_ON[6]], ids=str)
+@pytest.mark.parametrize("strategy", [GOING_ON[0], GOING_ON[2], GOING_ON[-1]], ids=str)
 def test_who_was_lost_in_a_sync_is_not_in_its_mean(strategy: dict[str, Any], pools: Pools) -> None:
     survive(pools, strategy, 3, {1: 5}, moment="sync", sync_at=5)
 
 
 @pytest.mark.parametrize("moment", ["exchange", "between"])
+@pytest.mark.parametrize("name", ["gossip", "sgp"])
 def test_neighbours_that_have_come_further_than_others_go_on_together(
-    moment: str, pools: Pools
+    name: str, moment: str, pools: Pools
 ) -> None:
     """On a ring, who is far from the lost rank is ahead when it hears of it."""
-    strategy = {"name": "gossip", "graph": "ring"}
+    strategy = {"name": name, "graph": "ring"}
     survive(pools, strategy, 6, {3: 6}, moment=moment, sync_at=12, compressor="int8")
 
 
