@@ -13,7 +13,6 @@ import json
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -95,18 +94,18 @@ class Apart(Strategy):
         except PeerLost as error:
             if not self._recovers:
                 raise
-            self._surviving(partial(self._go_on_without, error))
+            lost = self._ranks.pop(error.rank)
+            self._surviving(self._go_on_without_the_lost)
+            warnings.warn(
+                f"rank {lost} is lost, and the other {len(self._ranks)} go on without it, from "
+                f"parameters that all of them hold ({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
-    def _go_on_without(self, error: PeerLost) -> None:
-        lost = self._ranks.pop(error.rank)
+    def _go_on_without_the_lost(self) -> None:
         self.handle.reform(self._ranks, afresh=self._afresh)
         own = json.dumps([self._calls, self._steps]).encode()
         places = self.handle.engine.session.all_gather(own, "going on")
         self._furthest, self._steps = max(map(json.loads, places))
         self._reunite()
-        warnings.warn(
-            f"rank {lost} is lost, and the other {len(self._ranks)} go on without it, from "
-            f"parameters that all of them hold ({error})",
-            RuntimeWarning,
-            stacklevel=2,
-        )

@@ -56,7 +56,9 @@ def go_on_without(
     Args:
         config: The configuration.
         culprits: By rank, in which step, or meeting, it is killed.
-        moment: "exchange", in the middle of a meeting; "between" two steps; "sync".
+        moment: "exchange", in the middle of a meeting; "between" two steps; "sync"; "going on",
+            where the first of them is killed between two steps, and the others as they go on
+            without it.
         steps: How many are trained.
         sync_at: After which step ranks sync besides.
     """
@@ -71,9 +73,11 @@ def go_on_without(
         warnings.simplefilter("always")
         if at is not None and moment == "exchange":
             stack.enter_context(in_exchange(at, die))
+        if at is not None and moment == "going on":
+            strategy._reunite = die  # type: ignore[method-assign]
         losses = []
         for step in range(steps):
-            if at == step and moment == "between":
+            if at == step and moment in ("between", "going on"):
                 die()
             x, y = (torch.from_numpy(a).float() for a in batch(rank, step))
             strategy.optimizer.zero_grad()
@@ -141,6 +145,13 @@ def test_the_others_go_on(strategy: dict[str, Any], moment: str, pools: Pools) -
 def test_the_last_one_goes_on_alone(name: str, pools: Pools) -> None:
     strategy = next(s for s in GOING_ON if s["name"] == name)
     survive(pools, strategy, 3, {2: 4, 1: 11}, moment="between")
+
+
+@pytest.mark.parametrize("strategy", [GOING_ON[0], GOING_ON[3]], ids=str)
+def test_who_is_lost_while_the_others_go_on_is_left_behind_as_well(
+    strategy: dict[str, Any], pools: Pools
+) -> None:
+    survive(pools, strategy, 4, {1: 7, 2: 100}, moment="going on")
 
 
 @pytest.mark.parametrize("strategy", [GOING_ON[0], GOING_ON[2], GOING_ON[-1]], ids=str)
