@@ -141,6 +141,22 @@ def test_the_others_go_on(strategy: dict[str, Any], moment: str, pools: Pools) -
         assert value["met"] > 1
 
 
+@pytest.mark.parametrize(
+    ("strategy", "compressor"),
+    [
+        ({"name": "local_sgd", "every": 3}, "powersgd"),
+        ({"name": "local_sgd", "every": 3}, "int8"),
+        ({**CALM, "every": 3}, "int4"),
+        ({"name": "gossip", "consensus": 0.5}, "int4"),
+        ({"name": "sgp"}, "int8"),
+    ],
+    ids=str,
+)
+def test_compressed_ranks_go_on(strategy: dict[str, Any], compressor: str, pools: Pools) -> None:
+    sections = {"dense_below": {"elems": 0}}
+    survive(pools, strategy, 3, {1: 2}, moment="exchange", compressor=compressor, sections=sections)
+
+
 @pytest.mark.parametrize("name", ["gossip", "diloco"])
 def test_the_last_one_goes_on_alone(name: str, pools: Pools) -> None:
     strategy = next(s for s in GOING_ON if s["name"] == name)
