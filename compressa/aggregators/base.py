@@ -8,7 +8,7 @@ between them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -20,6 +20,7 @@ from compressa.aggregators import narrow
 from compressa.codecs.payload import check_countable
 from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.dense import divide
+from compressa.collectives.digraphs import Digraph
 from compressa.collectives.graphs import Graph
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor
@@ -52,7 +53,7 @@ class Round:
             differs.
         shard_bytes: Of an all-reduce, most bytes of each rank's shard; nearly equal if empty.
         exact: Of payloads, whether every one has `capacity_bytes`; else it may be shorter.
-        peers: With how many ranks neighbours exchange theirs.
+        peers: To how many ranks neighbours send theirs, at most.
     """
 
     verb: Verb
@@ -100,15 +101,19 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Request: bring the payload to some ranks, and theirs here; answered with `{rank: payload}`.
+    """Request: bring the payload to some ranks, and some ranks' here.
+
+    Answered with `{rank: payload}`.
 
     Attributes:
         payload: uint8; this rank's.
-        incoming: A buffer of the round's capacity for each of them.
+        incoming: A buffer of the round's capacity for each rank that is heard from.
+        receivers: To whom the payload goes.
     """
 
     payload: torch.Tensor
     incoming: Mapping[int, torch.Tensor]
+    receivers: Collection[int]
 
 
 @dataclass(frozen=True)
@@ -294,7 +299,7 @@ class World:
         state: This rank's state.
         inside: What makes the messages of a sum that stay within a host, where its algorithm knows
             hosts: "none", "bf16" or "fp16".
-        graph: Who averages with whom, where not all do with all.
+        graph: Who averages with whom, or sends to whom, where not all do with all.
     """
 
     rank: int
@@ -303,7 +308,7 @@ class World:
     exchange: str
     state: State
     inside: str = "none"
-    graph: Graph | None = None
+    graph: Graph | Digraph | None = None
 
     @property
     def device(self) -> torch.device:

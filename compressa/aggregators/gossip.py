@@ -39,6 +39,7 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec, Contraction, Unbiased
 from compressa.codecs.shrunk import Shrunk
+from compressa.collectives.graphs import Graph
 from compressa.parameters import Layout
 
 ESTIMATE, DISTANCE = "gossip_estimate", "gossip_distance"
@@ -59,7 +60,7 @@ class Gossiped(Aggregator):
     """
 
     def __init__(self, codec: Codec, layout: Layout, world: World) -> None:
-        assert world.graph is not None, "ranks have neighbours"
+        assert isinstance(world.graph, Graph), "ranks have neighbours"
         if isinstance(codec.bias(1 << 20), Unbiased):
             codec = Shrunk(codec=codec)
         self._world = world
@@ -86,7 +87,7 @@ class Gossiped(Aggregator):
         """Send values, or how far they are from the estimate; go nearer to the neighbours'."""
         sends = gradients if self._lossless else self._differences(gradients)
         sent = self._scopes.encode(sends, context, self._payload)
-        received = yield Neighbours(sent, self._incoming)
+        received = yield Neighbours(sent, self._incoming, self._weights)
         for peer in self._weights:
             self._scopes.check(received[peer], context, peer)
         if self._lossless:

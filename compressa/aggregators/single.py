@@ -11,10 +11,12 @@ from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
 from compressa.aggregators.gossip import Gossiped
 from compressa.aggregators.per_hop import PerHop
+from compressa.aggregators.push_sum import PushSum
 from compressa.aggregators.reducible import Reducible
 from compressa.aggregators.scatter import Scattered
 from compressa.codecs.base import Codec
 from compressa.codecs.none import NoCompression
+from compressa.collectives.digraphs import Digraph
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
@@ -54,6 +56,8 @@ def single(
     Raises:
         ConfigError: The wanted exchange does not fit the codec.
     """
+    if isinstance(world.graph, Digraph):
+        return PushSum(codec, layout, world)
     if world.graph is not None:
         return Gossiped(codec, layout, world)
     if isinstance(codec, NoCompression):

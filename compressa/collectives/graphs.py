@@ -166,13 +166,18 @@ def _fault(weights: Matrix) -> str:
         for j in range(i):
             if abs(row[j] - weights[j][i]) > _TOLERANCE:
                 return f"is not symmetric: rank {i} gives rank {j} another weight than it gets"
-    reached, found = {0}, [0]
+    apart = set(range(size)) - reached_from(0, weights)
+    if apart:
+        return f"is of a graph that is not connected: rank {min(apart)} hears nothing of rank 0"
+    return ""
+
+
+def reached_from(rank: int, weights: Matrix) -> set[int]:
+    """Return the ranks to which a way leads from one, along weights of its row that are not 0."""
+    reached, found = {rank}, [rank]
     while found:
         row = weights[found.pop()]
         new = {peer for peer, weight in enumerate(row) if weight} - reached
         reached |= new
         found += new
-    if len(reached) < size:
-        apart = min(set(range(size)) - reached)
-        return f"is of a graph that is not connected: rank {apart} hears nothing of rank 0"
-    return ""
+    return reached

@@ -1,8 +1,8 @@
-"""Neighbours: a payload goes to some ranks, and theirs come; nobody passes anything on."""
+"""Neighbours: a payload goes to some ranks, and those of some come; nobody passes anything on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -11,20 +11,26 @@ from compressa.collectives.cost import Stage
 
 
 def neighbours(
-    payload: torch.Tensor, incoming: Mapping[int, torch.Tensor], *, exact: bool
+    payload: torch.Tensor,
+    incoming: Mapping[int, torch.Tensor],
+    receivers: Collection[int],
+    *,
+    exact: bool,
 ) -> Program[Mapping[int, torch.Tensor]]:
-    """Exchange payloads with the ranks that there is a buffer for.
+    """Send a payload to some ranks, and receive those of some.
 
     Args:
-        payload: uint8; sent to each of them.
-        incoming: A buffer for each; as long as a payload may be.
-        exact: Whether every payload fills it.
+        payload: uint8; sent to each receiver.
+        incoming: A buffer for each rank that is heard from; all as long as a payload may be.
+        receivers: To whom it is sent.
+        exact: Whether every payload fills a buffer.
 
     Returns:
         What has come, by rank.
     """
-    most = {} if exact else {peer: buffer.numel() for peer, buffer in incoming.items()}
-    outgoing = dict.fromkeys(incoming, payload)
+    room = max((buffer.numel() for buffer in incoming.values()), default=0)
+    most = {} if exact else dict.fromkeys(receivers, room)
+    outgoing = dict.fromkeys(receivers, payload)
     received: Mapping[int, torch.Tensor] = yield Exchange(outgoing, incoming, exact, most)
     return received
 

@@ -332,8 +332,9 @@ class Engine(Section):
     )
     recover: bool = Field(
         default=False,
-        description="Whether training can go on without ranks that were lost (handle.reform): "
-        "each step keeps a copy of what it changes, as large as the residuals.",
+        description="Whether training can go on without ranks that were lost (handle.reform; "
+        "strategies that average parameters do so by themselves): each step keeps a copy of what "
+        "it changes, as large as the residuals.",
     )
 
 

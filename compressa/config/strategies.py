@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, Field, model_validator
 
+from compressa.collectives.digraphs import DIGRAPHS, Digraph, weighted
 from compressa.collectives.graphs import GRAPHS, Graph
 from compressa.config.base import Listed, OneOf, Section
 from compressa.config.mistakes import Mistake, refuse
@@ -21,6 +22,7 @@ Every = Annotated[int, Ge(1), Le(1 << 20)]
 
 _LEAST_GAP = 1e-9
 
+Matrix = Annotated[tuple[Annotated[tuple[float, ...], Listed()], ...], Listed()]
 Weight = Annotated[float, Ge(0), Lt(1)]
 Rate = Annotated[float, Gt(0), Le(1e3)]
 
@@ -163,7 +165,7 @@ class Gossip(Section):
         description="Who are neighbours: ring: two; torus: four at most, on a grid; exponential: "
         "those 1, 2, 4, ... away; complete: all.",
     )
-    weights: Annotated[tuple[Annotated[tuple[float, ...], Listed()], ...], Listed()] | None = Field(
+    weights: Matrix | None = Field(
         default=None,
         description="In place of graph: w_ij, a row for each rank; symmetric, and each row sums to "
         "1.",
@@ -187,6 +189,37 @@ class Gossip(Section):
                     "weight of its own, or set consensus below 1"
                 )
                 refuse([Mistake(("weights",), text, (("consensus",),))])
+        return self
+
+
+class SGP(Section):
+    """Stochastic gradient push: ranks push shares of parameters along a directed graph.
+
+    Assran et al. 2019.
+    """
+
+    name: Literal["sgp"] = Field(description="Which strategy.")
+    every: Every = Field(
+        default=1, description="Steps of the optimizer from one meeting to the next."
+    )
+    graph: Annotated[str, OneOf(DIGRAPHS)] = Field(
+        default="exponential",
+        description="To whom a rank sends half of what it has: exponential: to the one 1, 2, 4, "
+        "... ahead, in one meeting after the other; ring: to the next one.",
+    )
+    weights: Matrix | None = Field(
+        default=None,
+        description="In place of graph: p_ji, the share that rank i sends to rank j, or keeps; a "
+        "row for each rank j, and each column sums to 1.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> SGP:
+        if self.weights is not None:
+            try:
+                weighted(self.weights)
+            except ValueError as error:
+                refuse([Mistake(("weights",), str(error))])
         return self
 
 
@@ -318,6 +351,7 @@ STRATEGIES: dict[str, type[Section]] = {
     "diloco": DiLoCo,
     "easgd": EASGD,
     "gossip": Gossip,
+    "sgp": SGP,
     "ad_psgd": ADPSGD,
     "hogwild": Hogwild,
     "async": Async,
@@ -340,6 +374,7 @@ AnyStrategy = Annotated[
         | DiLoCo
         | EASGD
         | Gossip
+        | SGP
         | ADPSGD
         | Hogwild
         | Async
@@ -352,8 +387,8 @@ AnyStrategy = Annotated[
 """Any of them, told apart by name; a name alone stands for all defaults."""
 
 
-def graph_of(strategy: AnyStrategy | None, size: int) -> Graph | None:
-    """Return who averages with whom; None where all do with all.
+def graph_of(strategy: AnyStrategy | None, size: int) -> Graph | Digraph | None:
+    """Return who averages with whom, or sends to whom; None where all do with all.
 
     Args:
         strategy: What the configuration names.
@@ -362,16 +397,18 @@ def graph_of(strategy: AnyStrategy | None, size: int) -> Graph | None:
     Raises:
         ConfigError: It gives the weights of another number of ranks.
     """
-    if not isinstance(strategy, Gossip):
+    if not isinstance(strategy, Gossip | SGP):
         return None
-    if strategy.weights is None:
-        return GRAPHS[strategy.graph](size).lazy(strategy.consensus)
-    if len(strategy.weights) != size:
+    if strategy.weights is not None and len(strategy.weights) != size:
         raise ConfigError(
             f"strategy.weights has {len(strategy.weights)} rows, and there are {size} ranks; give "
             "a row for each, or a graph"
         )
-    return Graph(strategy.weights).lazy(strategy.consensus)
+    if isinstance(strategy, SGP):
+        own = strategy.weights
+        return DIGRAPHS[strategy.graph](size) if own is None else weighted(own)
+    graph = GRAPHS[strategy.graph](size) if strategy.weights is None else Graph(strategy.weights)
+    return graph.lazy(strategy.consensus)
 
 
 def check_followed(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compressa.codecs.base import Biased, Codec, Contraction
+from compressa.codecs.base import Biased, Codec, Contraction, Unbiased
 from compressa.config.mistakes import Mistake
 from compressa.config.settings import Settings
+from compressa.config.strategies import ADPSGD, EASGD, SGP, Async, Bounded, Central, Gossip
 from compressa.config.uses import TYPICAL_ELEMS, Use
 
 _LOSES_LITTLE = 0.5  # of the square of a vector
+_GO_ON = ("local_sgd", "post_local_sgd", "diloco", "easgd", "gossip", "sgp")  # without a lost rank
 
 
 def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
@@ -22,12 +24,15 @@ def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
     if config.strategy is None:
         return
     yield from _momentum_conflicts(config)
-    if config.strategy.name in ("gossip", "ad_psgd"):
-        yield from _gossip_conflicts(config, uses)
-    if config.strategy.name == "easgd":
+    strategy = config.strategy
+    if isinstance(strategy, Gossip | SGP):
+        yield from _weights_conflicts(config, strategy)
+    if isinstance(strategy, Gossip | SGP | ADPSGD):
+        yield from _gossip_conflicts(config, strategy, uses)
+    if isinstance(strategy, EASGD):
         yield from _easgd_conflicts(uses)
-    if config.strategy.name in ("async", "bounded", "central"):
-        yield from _served_conflicts(config, uses)
+    if isinstance(strategy, Async | Bounded | Central):
+        yield from _served_conflicts(config, strategy, uses)
 
 
 def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
@@ -41,12 +46,22 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
             "momentum is each rank's optimizer's; leave it out"
         )
         yield Mistake(("momentum", "factor"), text, place)
-    if config.engine.recover:
+    if config.engine.recover and name not in _GO_ON:
         text = (
             f'is true, but strategy.name = "{name}" can not go on without a lost rank; leave it '
             "out, and go on from a checkpoint"
         )
         yield Mistake(("engine", "recover"), text, place)
+
+
+def _weights_conflicts(config: Settings, strategy: Gossip | SGP) -> Iterator[Mistake]:
+    """Those of all ranks say nothing of fewer, whose graph may not even be connected."""
+    if config.engine.recover and strategy.weights is not None:
+        text = (
+            "is true, but strategy.weights are those of all ranks, and without a lost one there "
+            "would be none; name a strategy.graph, which there is for any number of ranks"
+        )
+        yield Mistake(("engine", "recover"), text, (("strategy", "weights"),))
 
 
 def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
@@ -67,44 +82,65 @@ def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
             yield Mistake(use.feedback_path, text, place)
 
 
-def _gossip_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
-    """Who hears of its neighbours only, knows no sum over all ranks."""
-    place = (("strategy", "name"),)
-    assert config.strategy is not None, "it is named"
-    name = config.strategy.name
-    yield from _own_exchange(name, config, uses)
+def _gossip_conflicts(
+    config: Settings, strategy: Gossip | SGP | ADPSGD, uses: Sequence[Use]
+) -> Iterator[Mistake]:
+    """Who hears of some ranks only, knows no sum over all of them."""
+    yield from _own_exchange(config, strategy, uses)
     for use in uses:
         if use.feedback not in ("auto", "none"):
             text = (
-                f'is "{use.feedback}", but strategy.name = "{name}" sends differences from an '
-                'estimate, in which nothing is lost; use "auto"'
+                f'is "{use.feedback}", but strategy.name = "{strategy.name}" keeps what was not '
+                'sent by itself; use "auto"'
             )
-            yield Mistake(use.feedback_path, text, place)
+            yield Mistake(use.feedback_path, text, (("strategy", "name"),))
 
 
-def _served_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
+def _served_conflicts(
+    config: Settings, strategy: Async | Bounded | Central, uses: Sequence[Use]
+) -> Iterator[Mistake]:
     """A server decodes what each rank sends by itself, whenever it comes."""
-    assert config.strategy is not None, "it is named"
-    name, place = config.strategy.name, (("strategy", "name"),)
-    yield from _own_exchange(name, config, uses)
+    yield from _own_exchange(config, strategy, uses)
     if config.warmup.steps:
-        text = f"is {config.warmup.steps}, but {name} keeps one compressor for all steps"
-        yield Mistake(("warmup", "steps"), f"{text}; leave it out", place)
+        text = (
+            f"is {config.warmup.steps}, but {strategy.name} keeps one compressor for all steps; "
+            "leave it out"
+        )
+        yield Mistake(("warmup", "steps"), text, (("strategy", "name"),))
 
 
-def _own_exchange(name: str, config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
-    """What each rank sends is decoded by itself, and followed by an estimate."""
-    place = (("strategy", "name"),)
+def _own_exchange(
+    config: Settings,
+    strategy: Gossip | SGP | ADPSGD | Async | Bounded | Central,
+    uses: Sequence[Use],
+) -> Iterator[Mistake]:
+    """What each rank sends is decoded by itself."""
+    name, place = strategy.name, (("strategy", "name"),)
     for use in uses:
-        codec = use.compressor if isinstance(use.compressor, Codec) else None
-        why = f"{use.name} exchanges in rounds of its own, with all ranks"
-        if codec is not None and isinstance(codec.bias(TYPICAL_ELEMS), Biased):
-            why = f"{use.name} is no contraction as configured, and estimates would not follow"
-        elif codec is not None:
-            why = ""
+        why = _fault_by_itself(use, shares=isinstance(strategy, SGP))
         if why:
             text = f'is "{use.name}", but strategy.name = "{name}", and {why}; use another one'
             yield Mistake((*use.path, "name"), text, place)
     if config.exchange.kind != "auto":
         text = f'is "{config.exchange.kind}", but {name} has an exchange of its own; use "auto"'
         yield Mistake(("exchange", "kind"), text, place)
+
+
+def _fault_by_itself(use: Use, *, shares: bool) -> str:
+    """Return why what a compressor sends can not be followed; nothing if it can.
+
+    Args:
+        use: Names the compressor.
+        shares: Whether it is of a share of what a rank has, and not of a difference.
+    """
+    if not isinstance(use.compressor, Codec):
+        return f"{use.name} exchanges in rounds of its own, with all ranks"
+    bias = use.compressor.bias(TYPICAL_ELEMS)
+    if not shares:
+        stays = f"{use.name} is no contraction as configured, and estimates would not follow"
+        return stays if isinstance(bias, Biased) else ""
+    lost = bias.omega if isinstance(bias, Unbiased) else 1.0
+    if isinstance(bias, Contraction):
+        lost = 1.0 - bias.delta
+    little = f"{use.name} may send little of a share, whose weight is sent whole"
+    return little if lost > _LOSES_LITTLE else ""

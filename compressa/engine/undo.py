@@ -68,8 +68,12 @@ def handed_over(before: State, after: State, gain: float) -> dict[str, torch.Ten
 
     Returns:
         A tensor for each vector of `after`. An estimate whose mean all ranks keep becomes that
-        mean, so that it goes on being the mean of the estimates of those who are left.
+        mean, so that it goes on being the mean of the estimates of those who are left. What is
+        never forgotten is in `after` by the same memory, which others hold views of.
     """
+    for key in before.kept:
+        after.vectors[key], after.merges[key] = before.vectors[key], before.merges[key]
+        after.kept.add(key)
     for key, vector in before.vectors.items():
         if key not in after.vectors and key.startswith("residual/") and bool(vector.any()):
             after.vectors[key] = torch.zeros_like(vector)

@@ -275,7 +275,9 @@ class Handle:
         self.config = switch(self.engine, self.config, source, self.next_step, step)
         return step
 
-    def reform(self, survivors: dist.ProcessGroup | Sequence[int]) -> int | None:
+    def reform(
+        self, survivors: dist.ProcessGroup | Sequence[int], *, afresh: bool = False
+    ) -> int | None:
         """Go on without ranks that were lost, with this model and its residuals. Collective.
 
         To be called on all survivors after an error, with `engine.recover = true`. The step that
@@ -289,6 +291,8 @@ class Handle:
                 that the ranks were started with is lost, the group of a new `init_process_group`.
                 (torch's own `new_group` takes all ranks, or counts its groups differently on those
                 that were not in it, and later ones never come together.)
+            afresh: Whether compressors begin anew, and nothing is taken back or owed: for callers
+                that bring all survivors to the same values themselves.
 
         Returns:
             None if all have the same parameters. Else the survivors had not all finished the
@@ -313,7 +317,7 @@ class Handle:
             self.engine.retire()
             self._retired = True
             self._end(GIVE_UP_S)  # the other survivors wait for this rank
-        made = reform(self.engine, self.config, self.next_step, survivors)
+        made = reform(self.engine, self.config, self.next_step, survivors, afresh=afresh)
         self.engine, self.group, self.next_step = made.engine, made.ranks, made.step
         self.integrity = Integrity(made.engine, self.config, self._model)
         self.engine.adopt(self._link.costs(self.config.schedule.pace_bits_per_s))

@@ -67,7 +67,12 @@ def check_recoverable(engine: Engine) -> None:
 
 
 def reform(
-    old: Engine, config: Config, next_step: int, survivors: dist.ProcessGroup | Sequence[int]
+    old: Engine,
+    config: Config,
+    next_step: int,
+    survivors: dist.ProcessGroup | Sequence[int],
+    *,
+    afresh: bool = False,
 ) -> Reformed:
     """Start the engine of a new world from what is left of an old one. Collective.
 
@@ -76,6 +81,7 @@ def reform(
         config: Settings.
         next_step: What this rank would run next, had nothing failed.
         survivors: Who goes on: a process group, or ranks of the default one.
+        afresh: Whether the state begins anew, at the latest step of all; nothing is taken back.
 
     Raises:
         StateError: Some rank can not go back as far as another must; on every rank.
@@ -83,10 +89,10 @@ def reform(
         TransportError: One of them is lost, or does not come.
     """
     if isinstance(survivors, dist.ProcessGroup):
-        return _go_on(old, config, next_step, survivors)
+        return _go_on(old, config, next_step, survivors, afresh)
     ranks = process_groups.new_group_of(config, survivors, "handle.reform")
     try:
-        made = _go_on(old, config, next_step, ranks)
+        made = _go_on(old, config, next_step, ranks, afresh)
     except BaseException:
         process_groups.release_groups([ranks])
         raise
@@ -94,7 +100,9 @@ def reform(
     return made
 
 
-def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup) -> Reformed:
+def _go_on(
+    old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup, afresh: bool
+) -> Reformed:
     assert old.undo is not None
     own = _standing(old, next_step)
     engine = start_engine(
@@ -110,6 +118,9 @@ def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
             json.dumps(own).encode(), "handle.reform", config.exchange.start_wait_s
         )
         standings = [Standing(*map(int, json.loads(text))) for text in texts]
+        if afresh:
+            engine.succeed(old)
+            return Reformed(engine, ranks, max(s.next_step for s in standings), None)
         step = min(standing.next_step for standing in standings)
         _check_together(standings, step)
     if own.next_step > step:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,7 @@ from compressa.aggregators.base import (
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Compute, Exchange, Program, Together
 from compressa.collectives.choice import ROUND_ROBIN
+from compressa.collectives.digraphs import Digraph
 from compressa.collectives.scratch import Scratch
 from compressa.engine.units.sums import Sums
 from compressa.schedulers import UnitTimes
@@ -112,13 +113,21 @@ def phantom_request(round_: Round, world: World) -> Request:
     if round_.verb is Verb.BROADCAST:
         return Broadcast(room(size), 0)
     if round_.verb is Verb.NEIGHBOURS:
-        graph, nearest = world.graph, world.peers[: round_.peers]
-        peers = nearest if graph is None else graph.neighbours(world.rank)
-        return Neighbours(room(size), {peer: room(size) for peer in peers})
+        hears, tells = _neighbours_of(world, round_.peers)
+        return Neighbours(room(size), {peer: room(size) for peer in hears}, tells)
     inside = None
     if round_.inside_bytes is not None:
         inside = PhantomValues(round_, round_.inside_bytes)
     return AllReduce(PhantomValues(round_, size), _NoScratch(), inside)
+
+
+def _neighbours_of(world: World, peers: int) -> tuple[Collection[int], Collection[int]]:
+    """Return of whom a rank hears, and whom it tells; those of the first meeting stand for all."""
+    graph = world.graph
+    if isinstance(graph, Digraph):
+        return graph.senders(world.rank, 0), graph.receivers(world.rank, 0)
+    both = world.peers[:peers] if graph is None else graph.neighbours(world.rank)
+    return both, both
 
 
 class PhantomValues(Accumulator):

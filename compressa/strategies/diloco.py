@@ -41,7 +41,7 @@ class Outer(Rule):
                 momentum = kept("outer_momentum", known[name], handle)
                 self._momenta[id(replica)] = momentum.view(replica.anchor.shape)
 
-    def meet(self, replicas: Sequence[Replica]) -> None:
+    def meet(self, replicas: Sequence[Replica], ranks: int) -> None:
         """Take an outer step, and have parameters follow."""
         settings = self._settings
         for replica in replicas:

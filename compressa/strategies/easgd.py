@@ -20,19 +20,17 @@ class Elastic(Rule):
 
     Args:
         pull: Beta.
-        ranks: P.
     """
 
     unites = False
 
-    def __init__(self, pull: float, ranks: int) -> None:
+    def __init__(self, pull: float) -> None:
         self._pull = pull
-        self._alpha = pull / ranks
 
-    def meet(self, replicas: Sequence[Replica]) -> None:
+    def meet(self, replicas: Sequence[Replica], ranks: int) -> None:
         """Move the rank's own parameters by where the centre was, then the centre."""
         for replica in replicas:
-            replica.own.lerp_(replica.anchor, self._alpha)
+            replica.own.lerp_(replica.anchor, self._pull / ranks)
             # Rounded twice on every processor, so that anchors have the same bits on all ranks.
             replica.anchor.add_(replica.difference.mul_(self._pull))
 
@@ -41,5 +39,4 @@ def open_easgd(training: Training) -> Strategy:
     """Open what the section `EASGD` says."""
     settings = training.config.strategy
     assert isinstance(settings, EASGD)
-    rule = Elastic(settings.pull, training.group.size())
-    return open_periodic(training, rule, Always(settings.every))
+    return open_periodic(training, Elastic(settings.pull), Always(settings.every))

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch.distributed as dist
-
 from compressa.aggregators.gossip import DISTANCE, ESTIMATE
 from compressa.config.strategies import Gossip, graph_of
-from compressa.errors import StateError, TransportError
 from compressa.hooks import Handle
-from compressa.overlap.opening import trained
-from compressa.parameters import as_real
-from compressa.strategies.base import EngineStrategy, Strategy, Training
-from compressa.strategies.local import open_local, statistics_of
+from compressa.strategies.apart import Apart
+from compressa.strategies.base import Strategy, Training
+from compressa.strategies.local import average, open_local, statistics_of
 from compressa.strategies.refusals import check_memory
 
 
-class Gossiping(EngineStrategy):
-    """See the module.
+class Gossiping(Apart):
+    """See the module. `sync` averages over all ranks, uncompressed.
 
     Args:
         training: What is trained.
@@ -30,45 +26,12 @@ class Gossiping(EngineStrategy):
         every: Steps from one meeting to the next.
     """
 
+    _afresh = True  # estimates are as parameters once all hold the same
+
     def __init__(self, training: Training, handle: Handle, every: int) -> None:
-        super().__init__(training.model, training.optimizer, handle, training.scaler)
-        self._every, self._taken, self._united = every, 0, True
-        self._own = {n: as_real(p.detach()) for n, p in trained(training.model).items()}
+        super().__init__(training, handle)
+        self._every, self._taken = every, 0
         self._agree()
-
-    def step(self) -> None:
-        """Take a step of the optimizer; average with the neighbours if it is time to."""
-        self._step_optimizer()
-        self._united = False
-        self._taken += 1
-        if self._taken == self._every:
-            self._taken = 0
-            check_memory(self.model, self._own)
-            self.handle.wait([self.handle.submit(self._own)], "neighbours")
-
-    def sync(self) -> None:
-        """Have all ranks go on from the mean of all, which is brought uncompressed."""
-        if self._united:
-            return
-        group = self.handle.group
-        try:
-            for values in (*self._own.values(), *statistics_of(self.model).values()):
-                values.div_(group.size())  # a sum of large constants might have no number
-                dist.all_reduce(values, group=group)
-        except RuntimeError as error:
-            self.handle.check()  # says who is lost, where that is known
-            raise TransportError(f"strategy.sync: ranks could not meet: {error}") from error
-        self._taken, self._united = 0, True
-        self._agree()
-
-    def save(self, path: str | Path) -> None:
-        """Write what ranks keep; see `Strategy.save`."""
-        if not self._united:
-            raise StateError(
-                "strategy.save: ranks hold different parameters, and estimates of each other's "
-                "that only they can use; call strategy.sync() first, on all ranks"
-            )
-        super().save(path)
 
     def load(self, path: str | Path) -> None:
         """Take back what `save` has written; see `Strategy.load`."""
@@ -79,6 +42,18 @@ class Gossiping(EngineStrategy):
             estimate = vectors.get(f"{ESTIMATE}/{name}")
             if estimate is not None:
                 own.copy_(estimate.view(own.shape))
+
+    def _go_on(self) -> None:
+        self._taken += 1
+        if self._taken == self._every:
+            self._taken = 0
+            check_memory(self.model, self._own)
+            self.handle.wait([self.handle.submit(self._own)], "neighbours")
+
+    def _unite(self) -> None:
+        average({**self._own, **statistics_of(self.model)}, self.handle)
+        self._taken, self._united = 0, True
+        self._agree()
 
     def _agree(self) -> None:
         """All ranks hold the same: so do their estimates, and nobody is away."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from compressa.config import Config
+from compressa.errors import TransportError
 from compressa.hooks import Handle, broadcast
 from compressa.hooks.opening import open_handle
 from compressa.strategies.base import Training
@@ -59,3 +61,24 @@ def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers that ranks average or share, such as running statistics, by name."""
     named = model.named_buffers()
     return {name: b for name, b in named if b.is_floating_point() and b.numel()}
+
+
+def average(tensors: Mapping[str, torch.Tensor], handle: Handle) -> None:
+    """Have all ranks of a handle hold the mean of theirs, uncompressed. Collective.
+
+    Args:
+        tensors: By name, real; overwritten, with the same bits on all ranks.
+        handle: Says who takes part, and how values are exchanged.
+
+    Raises:
+        PeerLost: A rank is lost; the same error on all ranks.
+        TransportError: They could not meet otherwise.
+    """
+    handle.check()
+    try:
+        plain = Config(exchange=handle.config.exchange)
+        with open_handle("strategy.sync", plain, tensors, handle.group) as mean:
+            mean.wait([mean.submit(tensors)], "a mean")
+    except TransportError:
+        handle.check()  # who is lost, where that is known
+        raise

@@ -18,7 +18,7 @@ from compressa.strategies.periodic import Replica, Rule, open_periodic
 class Mean(Rule):
     """The anchor moves by the mean difference, and all go on from there."""
 
-    def meet(self, replicas: Sequence[Replica]) -> None:
+    def meet(self, replicas: Sequence[Replica], ranks: int) -> None:
         """Add the means."""
         for replica in replicas:
             replica.anchor.add_(replica.difference)

@@ -22,6 +22,7 @@ from compressa.strategies.every_step import open_hook, open_overlapped
 from compressa.strategies.gossip import open_gossip
 from compressa.strategies.hogwild import open_hogwild
 from compressa.strategies.local_sgd import open_local_sgd, open_post_local_sgd
+from compressa.strategies.sgp import open_sgp
 
 _CALLER = "compressa.attach"
 
@@ -33,6 +34,7 @@ OPENERS: dict[str, Callable[[Training], Strategy]] = {
     "diloco": open_diloco,
     "easgd": open_easgd,
     "gossip": open_gossip,
+    "sgp": open_sgp,
     "ad_psgd": open_ad_psgd,
     "hogwild": open_hogwild,
     "async": open_async,

@@ -30,7 +30,8 @@ from compressa.errors import StateError
 from compressa.hooks import Handle
 from compressa.overlap.opening import trained
 from compressa.parameters import ParameterInfo, as_real
-from compressa.strategies.base import EngineStrategy, Strategy, Training
+from compressa.strategies.apart import Apart
+from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import Cadence, Facts
 from compressa.strategies.fragments import begins_after, cut
 from compressa.strategies.local import open_local, statistics_of
@@ -79,11 +80,12 @@ class Rule(ABC):
         del replicas, handle
 
     @abstractmethod
-    def meet(self, replicas: Sequence[Replica]) -> None:
+    def meet(self, replicas: Sequence[Replica], ranks: int) -> None:
         """Make the next anchors, and the parameters to go on with.
 
         Args:
             replicas: Of a fragment; their differences are means over all ranks.
+            ranks: How many these are.
         """
 
 
@@ -96,7 +98,7 @@ class Flight(NamedTuple):
     left_s: float
 
 
-class Periodic(EngineStrategy):
+class Periodic(Apart):
     """See the module.
 
     Args:
@@ -117,30 +119,24 @@ class Periodic(EngineStrategy):
         overlap_steps: int = 0,
     ) -> None:
         model = training.model
-        super().__init__(model, training.optimizer, handle, training.scaler)
+        super().__init__(training, handle)
         self._rule, self._cadence, self._overlap_steps = rule, cadence, overlap_steps
         self._anchors = _Anchors(handle.group)
         handle.attach(self._anchors)
         replicas = _replicas(model, handle)
-        self._own = {name: replica.own for name, replica in replicas.items()}
         rule.prepare(replicas, handle)
         self._fragments = _by_fragment(replicas, handle)
         device = handle.engine.device_stream.device
         self._told = self._sent = torch.zeros(_told_elems(model, cadence), device=device)
         assert handle.config.strategy is not None, "the configuration names one"
         self._progress = kept(f"strategy_{handle.config.strategy.name}", _PROGRESS, handle)
-        self._steps = self._taken = self._next = 0
+        self._taken = self._next = 0
         self._flight: Flight | None = None
-        self._united = True
         self._meeting_s, self._begun_s = 0.0, time.monotonic()
         self.every = cadence.choose(0, ())
         self._note_progress()
 
-    def step(self) -> None:
-        """Take a step of the optimizer; meet the other ranks if it is time to."""
-        self._step_optimizer()
-        self._united = False
-        self._steps += 1
+    def _go_on(self) -> None:
         self._taken += 1
         if self._flight is not None and self._steps >= self._flight.lands_at:
             self._land()
@@ -148,7 +144,7 @@ class Periodic(EngineStrategy):
         if self._next < count and self._taken >= begins_after(self._next, count, self.every):
             self._depart(self._overlap_steps)
 
-    def sync(self) -> None:
+    def _unite(self) -> None:
         """Meet now, all fragments, and go on from the anchor on all ranks."""
         if self._flight is not None:
             self._land()
@@ -156,16 +152,14 @@ class Periodic(EngineStrategy):
             self._meet()
         if len(self._fragments) > 1 and not self._united:
             self._meet()  # those that met first have gone on since
-        self._unite()
+        self._take_anchors()
 
-    def save(self, path: str | Path) -> None:
-        """Write anchors and what the engine and the rule keep; see `Strategy.save`."""
-        if not self._united:
-            raise StateError(
-                f"strategy.save after step {self._steps}: ranks hold different parameters, and "
-                "only what all agree on is saved; call strategy.sync() first, on all ranks"
-            )
-        super().save(path)
+    def _reunite(self) -> None:
+        """Have a round begin anew; what it had brought to anchors is taken back."""
+        self._flight, self._next = None, 0
+        self._cadence.memory = float(self._progress[-1])
+        self._meet()
+        self._take_anchors()
 
     def load(self, path: str | Path) -> None:
         """Take back what `save` has written, and begin with its anchor; see `Strategy.load`."""
@@ -175,12 +169,11 @@ class Periodic(EngineStrategy):
                 "and others not; call strategy.sync() first, on all ranks"
             )
         super().load(path)
-        every, high, low, memory = self._progress.tolist()
+        every, high, low, self._cadence.memory = self._progress.tolist()
         self._steps, self._taken = int(high) * _DIGITS + int(low), 0
-        self._cadence.memory = memory
         # What is told at meetings has been; all else is as the configuration says now.
         self.every = int(every) if self._cadence.told else self._cadence.choose(self._steps, ())
-        self._unite()
+        self._take_anchors()
 
     def _meet(self) -> None:
         """Have the fragments that have not met in this round do so, one after the other."""
@@ -188,7 +181,7 @@ class Periodic(EngineStrategy):
         while self._next:
             self._depart(0)
 
-    def _unite(self) -> None:
+    def _take_anchors(self) -> None:
         with torch.no_grad():
             for replica in itertools.chain(*(part.values() for part in self._fragments)):
                 replica.own.copy_(replica.anchor)
@@ -229,7 +222,8 @@ class Periodic(EngineStrategy):
         (fragment, ticket, _, left_s), self._flight = self._flight, None
         self.handle.wait([ticket], "a meeting")
         with torch.no_grad():
-            self._rule.meet(list(self._fragments[fragment].values()))
+            replicas = list(self._fragments[fragment].values())
+            self._rule.meet(replicas, self.handle.group.size())
             if fragment == len(self._fragments) - 1:
                 self._end_round(left_s)
 
@@ -280,6 +274,9 @@ class _Anchors:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.module = nn.Module()
+        self.process_group = group
+
+    def _update_process_group(self, group: dist.ProcessGroup) -> None:
         self.process_group = group
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compressa.config.strategies import EASGD, DiLoCo
+from compressa.config.strategies import EASGD, SGP, DiLoCo
 from compressa.errors import CompressaError, ConfigError, StateError
 from compressa.overlap import OverlappedDataParallel
 from compressa.overlap.opening import trained
@@ -27,8 +27,11 @@ def check_local(training: Training, *, doubles: bool = False) -> None:
         ConfigError: A parameter has a dtype that an anchor can not have, or a setting does not fit.
     """
     found = _fault_of_model(training.model, doubles) or _fault_of_optimizer(training)
-    if found is None and isinstance(training.config.strategy, EASGD):
-        found = _fault_of_small_shares(training.model)
+    if found is None and training.config.engine.recover:
+        found = _fault_of_device(training.model)
+    strategy = training.config.strategy
+    if found is None and isinstance(strategy, EASGD | SGP):
+        found = _fault_of_small_shares(training.model, strategy.name)
     if found is not None:
         raise found
 
@@ -88,13 +91,22 @@ def _fault_of_model(model: nn.Module, doubles: bool) -> CompressaError | None:
     return None
 
 
-def _fault_of_small_shares(model: nn.Module) -> CompressaError | None:
+def _fault_of_device(model: nn.Module) -> CompressaError | None:
+    if any(parameter.is_cuda for parameter in trained(model).values()):
+        return ConfigError(
+            "engine.recover = true, but the model is on a GPU, where nobody knows what a transport "
+            "that was ended has left; leave it out, and go on from a checkpoint"
+        )
+    return None
+
+
+def _fault_of_small_shares(model: nn.Module, strategy: str) -> CompressaError | None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             return ConfigError(
                 f"the parameter {name!r} is made of {parameter.dtype} values, which round away the "
-                "small shares by which easgd moves them; train in float32 (with autocast), or "
-                "choose another strategy"
+                f"small shares by which {strategy} moves them; train in float32 (with autocast), "
+                "or choose another strategy"
             )
     return None
 

@@ -42,6 +42,10 @@ def test_a_name_stands_for_all_defaults_and_survives_toml(name: str) -> None:
         ({"name": "gossip", "weights": [[1.0, 0.0], [0.0, 1.0]]}, "weights: is of a graph that is"),
         ({"name": "gossip", "weights": [[0.0, 1.0], [1.0, 0.0]]}, "ranks swap parameters forever"),
         ({"name": "gossip", "weights": [[0.5, 0.4], [0.4, 0.5]]}, "weights of a rank sum to 1"),
+        ({"name": "sgp", "graph": "torus"}, 'must be one of "exponential"'),
+        ({"name": "sgp", "weights": [[0.5, 0.4], [0.4, 0.6]]}, "column 0 that sums to 0.9"),
+        ({"name": "sgp", "weights": [[1.0, 0.5], [0.0, 0.5]]}, "is not strongly connected"),
+        ({"name": "sgp", "weights": [[0.0, 1.0], [1.0, 0.0]]}, "shares that go round forever"),
         ({"name": "gossip", "consensus": 0.0}, "consensus: must be greater than 0"),
         ({"name": "bounded", "staleness": -1}, "staleness: must be at least 0"),
         ({"name": "bounded", "backup_workers": 1}, "nobody can tell whose update is too late"),
@@ -75,9 +79,20 @@ def test_what_supposes_a_mean_in_each_step_is_refused() -> None:
     beside = {"momentum": {"factor": 0.9}, "engine": {"recover": True}, "compressor": "topk"}
     load_config({"strategy": "hook", **beside})
     with pytest.raises(ConfigError) as refused:
-        load_config({"strategy": "local_sgd", **beside})
+        load_config({"strategy": "hogwild", **beside})
     assert "momentum.factor" in str(refused.value)
     assert "engine.recover" in str(refused.value)
+
+
+def test_who_averages_parameters_goes_on_without_a_lost_rank() -> None:
+    beside = {"engine": {"recover": True}}
+    for name in ("local_sgd", "post_local_sgd", "diloco", "easgd", "gossip"):
+        load_config({"strategy": name, **beside})
+    own = {"name": "gossip", "weights": [[0.5, 0.5], [0.5, 0.5]]}
+    with pytest.raises(
+        ConfigError, match=r"weights are those of all ranks.*name a strategy\.graph"
+    ):
+        load_config({"strategy": own, **beside})
 
 
 @pytest.mark.parametrize("name", ["async", "bounded", "central"])
@@ -98,9 +113,28 @@ def test_gossip_takes_what_needs_no_sum_over_all_ranks(name: str) -> None:
     load_config({"strategy": name, "compressor": "topk"})
     for beside, said in (
         ({"compressor": "powersgd"}, "powersgd exchanges in rounds of its own, with all ranks"),
-        ({"compressor": "int8", "feedback": {"kind": "error"}}, "in which nothing is lost"),
+        (
+            {"compressor": "int8", "feedback": {"kind": "error"}},
+            "keeps what was not sent by itself",
+        ),
         ({"exchange": {"kind": "all_gather"}}, f"{name} has an exchange of its own"),
     ):
         with pytest.raises(ConfigError) as refused:
             load_config({"strategy": name, **beside})
+        assert said in str(refused.value)
+
+
+def test_sgp_takes_what_sends_most_of_a_share() -> None:
+    for name in ("none", "fp16", "int8", "int4", "natural"):
+        load_config({"strategy": "sgp", "compressor": name})
+    for beside, said in (
+        ({"compressor": "powersgd"}, "powersgd exchanges in rounds of its own, with all ranks"),
+        ({"compressor": "terngrad_shared"}, "in rounds of its own, with all ranks"),
+        ({"compressor": "topk"}, "may send little of a share, whose weight is sent whole"),
+        ({"compressor": "qsgd"}, "may send little of a share, whose weight is sent whole"),
+        ({"compressor": "int8", "feedback": {"kind": "error"}}, "keeps what was not sent"),
+        ({"exchange": {"kind": "all_gather"}}, "sgp has an exchange of its own"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            load_config({"strategy": "sgp", **beside})
         assert said in str(refused.value)

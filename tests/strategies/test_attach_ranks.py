@@ -190,6 +190,7 @@ def test_who_does_not_follow_a_strategy_says_so(by: str, two: Group) -> None:
         "gossip",
         "local_sgd",
         "post_local_sgd",
+        "sgp",
     ],
 )
 def test_ready_files_train(name: str, two: Group) -> None:
@@ -212,7 +213,7 @@ def test_what_has_just_begun_can_be_saved(
 
 
 def test_a_parameter_that_lies_elsewhere_now_is_refused(two: Group) -> None:
-    for strategy in ("local_sgd", "gossip"):
+    for strategy in ("local_sgd", "gossip", "sgp"):
         said = two.refused(moved, "StateError", config={"strategy": strategy})
         assert "'first' was thawed, moved or replaced" in same(said)
 

@@ -1,0 +1,111 @@
+"""Apart: what strategies share whose ranks hold different parameters between two meetings.
+
+**A lost rank.** With `engine.recover = true` the others go on without it, in the call in which they
+hear of it: they make the engine anew for those who are left (`Handle.reform`), meet, and hold the
+same parameters then. Some may have come further in the training loop than others when they hear of
+it; who is behind takes no steps until it is where the furthest was, so that all go on counting
+alike. A rank that is late is not lost: that is a `Timeout`, which is raised.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from compressa.errors import PeerLost, StateError
+from compressa.hooks import Handle
+from compressa.overlap.opening import trained
+from compressa.parameters import as_real
+from compressa.strategies.base import EngineStrategy, Training
+
+
+class Apart(EngineStrategy):
+    """See the module.
+
+    Args:
+        training: What is trained.
+        handle: Open for it.
+    """
+
+    _afresh = False  # whether survivors need nothing of what the engine's state was
+
+    def __init__(self, training: Training, handle: Handle) -> None:
+        super().__init__(training.model, training.optimizer, handle, training.scaler)
+        self._own = {n: as_real(p.detach()) for n, p in trained(training.model).items()}
+        self._united = True
+        self._recovers = handle.config.engine.recover
+        self._ranks = dist.get_process_group_ranks(training.group) if self._recovers else []
+        self._calls = self._furthest = 0  # of step and sync, which all ranks make alike
+        self._steps = 0
+
+    def step(self) -> None:
+        """Take a step of the optimizer; meet the other ranks if it is time to."""
+        if self._is_behind():
+            return
+        self._step_optimizer()
+        self._united = False
+        self._steps += 1
+        self._surviving(self._look_and_go_on)
+
+    def sync(self) -> None:
+        """Have all ranks hold the same parameters."""
+        if not self._is_behind() and not self._united:
+            self._surviving(self._unite)
+
+    def save(self, path: str | Path) -> None:
+        """Write what ranks keep; see `Strategy.save`."""
+        if not self._united:
+            raise StateError(
+                f"strategy.save after step {self._steps}: ranks hold different parameters, and "
+                "only what all agree on is saved; call strategy.sync() first, on all ranks"
+            )
+        super().save(path)
+
+    @abstractmethod
+    def _go_on(self) -> None:
+        """After a step: meet if it is time to."""
+
+    @abstractmethod
+    def _unite(self) -> None:
+        """Meet, so that all hold the same."""
+
+    def _reunite(self) -> None:
+        """Do so where a meeting may have failed on the way."""
+        self._unite()
+
+    def _is_behind(self) -> bool:
+        self._calls += 1
+        return self._calls <= self._furthest
+
+    def _look_and_go_on(self) -> None:
+        if self._recovers:
+            self.handle.check()  # who is far from a meeting hears of a loss here
+        self._go_on()
+
+    def _surviving(self, meet: Callable[[], None]) -> None:
+        """Meet; if a rank is lost meanwhile, go on without it, and without the next one."""
+        try:
+            meet()
+        except PeerLost as error:
+            if not self._recovers:
+                raise
+            lost = self._ranks.pop(error.rank)
+            self._surviving(self._go_on_without_the_lost)
+            warnings.warn(
+                f"rank {lost} is lost, and the other {len(self._ranks)} go on without it, from "
+                f"parameters that all of them hold ({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _go_on_without_the_lost(self) -> None:
+        self.handle.reform(self._ranks, afresh=self._afresh)
+        own = json.dumps([self._calls, self._steps]).encode()
+        places = self.handle.engine.session.all_gather(own, "going on")
+        self._furthest, self._steps = max(map(json.loads, places))
+        self._reunite()

@@ -1,0 +1,267 @@
+"""A rank lost in each strategy that goes on without it, with no call of the training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from _attached import Regression, sgd, take_step, values_of
+from _averaging_oracle import Rank, Values, batch
+from _rank_strikes import in_exchange
+from _ranks import Pools, same, settings
+from _training import lasting_threads
+
+import compressa
+
+pytestmark = pytest.mark.ranks
+
+TIMES = {"heartbeat_s": 0.3, "silence_s": 3.0, "deadline_s": 10.0}
+CALM = {"name": "diloco", "outer_rate": 0.5, "outer_momentum": 0.5}
+GOING_ON: list[dict[str, Any]] = [
+    {"name": "gossip", "every": 2},
+    {"name": "gossip", "graph": "exponential"},
+    {"name": "sgp"},
+    {"name": "local_sgd", "every": 3},
+    {"name": "post_local_sgd", "every": 3, "after_steps": 4},
+    {**CALM, "every": 3},
+    {**CALM, "every": 4, "fragments": 2, "overlap_steps": 1, "mixing": 0.3},
+    {"name": "easgd", "every": 3},
+]
+
+
+def on(rank: int, net: torch.nn.Module) -> float:
+    """The loss on a rank's fixed examples, of targets that all ranks have alike."""
+    x, y = (torch.from_numpy(a).float() for a in batch(rank, 0))
+    with torch.no_grad():
+        return float((net(x) - (y - rank)).square().mean())
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on_without(
+    *, config: Any, culprits: dict[int, int], moment: str, steps: int = 24, sync_at: int = 0
+) -> dict[str, Any]:
+    """Train; some ranks are killed, and the others' loop is as it always is.
+
+    Args:
+        config: The configuration.
+        culprits: By rank, in which step, or meeting, it is killed.
+        moment: "exchange", in the middle of a meeting; "between" two steps; "sync"; "going on",
+            where the first of them is killed between two steps, and the others as they go on
+            without it.
+        steps: How many are trained.
+        sync_at: After which step ranks sync besides.
+    """
+    rank = dist.get_rank()
+    at = culprits.get(rank)
+    net = Regression()
+    with (
+        contextlib.ExitStack() as stack,
+        warnings.catch_warnings(record=True) as told,
+        compressa.attach(net, sgd(net), config) as strategy,
+    ):
+        warnings.simplefilter("always")
+        if at is not None and moment == "exchange":
+            stack.enter_context(in_exchange(at, die))
+        if at is not None and moment == "going on":
+            strategy._reunite = die  # type: ignore[method-assign]
+        losses = []
+        for step in range(steps):
+            if at == step and moment in ("between", "going on"):
+                die()
+            x, y = (torch.from_numpy(a).float() for a in batch(rank, step))
+            strategy.optimizer.zero_grad()
+            (strategy.model(x) - (y - rank)).square().mean().backward()
+            strategy.step()
+            if step == sync_at:
+                if at == step and moment == "sync":
+                    die()
+                strategy.sync()
+            losses.append(on(rank, net))
+        strategy.sync()
+        result = {
+            "values": values_of(net),
+            "losses": [*losses, on(rank, net)],
+            "group": strategy.handle.group.size(),
+            "met": strategy.stats().steps,
+            "warned": [str(w.message) for w in told if "is lost" in str(w.message)],
+        }
+    return result | {"left": lasting_threads(2.0)}
+
+
+def survive(
+    pools: Pools, strategy: dict[str, Any], ranks: int, culprits: dict[int, int], **how: Any
+) -> list[dict[str, Any]]:
+    """Run it, and check what holds of the survivors whatever the strategy; return what they say."""
+    config = settings(
+        how.pop("compressor", "none"),
+        strategy=strategy,
+        engine={"recover": True},
+        exchange=TIMES,
+        **how.pop("sections", {}),
+    )
+    group = pools.fresh(ranks)
+    started = group.start(go_on_without, config=config, culprits=culprits, **how)
+    outcomes = group.collect(started, 60.0)
+    found = []
+    for outcome in outcomes:
+        if outcome.rank in culprits:
+            assert outcome.exit_code == -signal.SIGKILL
+            continue
+        assert outcome.ok, outcome.explain()
+        value = outcome.value
+        assert value["group"] == ranks - len(culprits)
+        assert len(value["warned"]) == len(culprits), value["warned"]
+        assert value["left"] == []
+        assert value["losses"][-1] < 0.5 * value["losses"][0], value["losses"]
+        found.append(value)
+        group.processes[outcome.rank].leave()
+        assert group.processes[outcome.rank].wait(15.0) == 0
+    same([value["values"] for value in found])
+    group.end()
+    return found
+
+
+@pytest.mark.parametrize("moment", ["exchange", "between"])
+@pytest.mark.parametrize("strategy", GOING_ON, ids=str)
+def test_the_others_go_on(strategy: dict[str, Any], moment: str, pools: Pools) -> None:
+    at = 2 if moment == "exchange" else 7
+    for value in survive(pools, strategy, 3, {1: at}, moment=moment):
+        assert "rank 1 is lost, and the other 2 go on without it" in value["warned"][0]
+        assert value["met"] > 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "compressor"),
+    [
+        ({"name": "local_sgd", "every": 3}, "powersgd"),
+        ({"name": "local_sgd", "every": 3}, "int8"),
+        ({**CALM, "every": 3}, "int4"),
+        ({"name": "gossip", "consensus": 0.5}, "int4"),
+        ({"name": "sgp"}, "int8"),
+    ],
+    ids=str,
+)
+def test_compressed_ranks_go_on(strategy: dict[str, Any], compressor: str, pools: Pools) -> None:
+    sections = {"dense_below": {"elems": 0}}
+    survive(pools, strategy, 3, {1: 2}, moment="exchange", compressor=compressor, sections=sections)
+
+
+@pytest.mark.parametrize("name", ["gossip", "diloco"])
+def test_the_last_one_goes_on_alone(name: str, pools: Pools) -> None:
+    strategy = next(s for s in GOING_ON if s["name"] == name)
+    survive(pools, strategy, 3, {2: 4, 1: 11}, moment="between")
+
+
+@pytest.mark.parametrize("strategy", [GOING_ON[0], GOING_ON[3]], ids=str)
+def test_who_is_lost_while_the_others_go_on_is_left_behind_as_well(
+    strategy: dict[str, Any], pools: Pools
+) -> None:
+    survive(pools, strategy, 4, {1: 7, 2: 100}, moment="going on")
+
+
+@pytest.mark.parametrize("strategy", [GOING_ON[0], GOING_ON[2], GOING_ON[-1]], ids=str)
+def test_who_was_lost_in_a_sync_is_not_in_its_mean(strategy: dict[str, Any], pools: Pools) -> None:
+    survive(pools, strategy, 3, {1: 5}, moment="sync", sync_at=5)
+
+
+@pytest.mark.parametrize("moment", ["exchange", "between"])
+@pytest.mark.parametrize("name", ["gossip", "sgp"])
+def test_neighbours_that_have_come_further_than_others_go_on_together(
+    name: str, moment: str, pools: Pools
+) -> None:
+    """On a ring, who is far from the lost rank is ahead when it hears of it."""
+    strategy = {"name": name, "graph": "ring"}
+    survive(pools, strategy, 6, {3: 6}, moment=moment, sync_at=12, compressor="int8")
+
+
+def history_without(*, config: Any, culprit: int, meeting: int, steps: int) -> list[Any]:
+    """Return parameters after each step; one rank is killed before it takes part in a meeting."""
+    net, found = Regression(), []
+    with (
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+        compressa.attach(net, sgd(net), config) as strategy,
+    ):
+        submit = strategy.handle.submit
+
+        def strike(*arguments: Any, **named: Any) -> Any:
+            if dist.get_rank() == culprit and strategy.handle.next_step == meeting:
+                time.sleep(1.0)  # all others wait in the meeting
+                die()
+            return submit(*arguments, **named)
+
+        strategy.handle.submit = strike  # type: ignore[method-assign]
+        for number in range(1, steps + 1):
+            take_step(strategy, number)
+            found.append(values_of(net))
+    return found
+
+
+def due_without(culprit: int, meeting: int, every: int, steps: int) -> list[dict[int, Values]]:
+    """The parameters of each rank after each step, in NumPy; all average with all."""
+    everyone, due = {number: Rank(number) for number in range(3)}, []
+    for step in range(1, steps + 1):
+        for rank in everyone.values():
+            rank.step(step)
+        if step % every == 0:
+            if step == (meeting + 1) * every:
+                del everyone[culprit]
+            for name in everyone[0].values:
+                mean = np.mean([rank.values[name] for rank in everyone.values()], axis=0)
+                for rank in everyone.values():
+                    rank.values[name] = mean
+        due.append({n: dict(rank.values) for n, rank in everyone.items()})
+    return due
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "gossip"])
+def test_the_meeting_that_failed_is_that_of_the_survivors(name: str, pools: Pools) -> None:
+    config = settings(
+        "none",
+        strategy={"name": name, "every": 3},
+        engine={"recover": True},
+        exchange=TIMES,
+    )
+    group = pools.fresh(3)
+    started = group.start(history_without, config=config, culprit=1, meeting=2, steps=14)
+    outcomes = group.collect(started, 60.0)
+    for step, due in enumerate(due_without(1, 2, 3, 14)):
+        for rank in (0, 2):
+            assert outcomes[rank].ok, outcomes[rank].explain()
+            for key, value in due[rank].items():
+                got = outcomes[rank].value[step][key]
+                np.testing.assert_allclose(got, value, rtol=1e-4, atol=1e-5, err_msg=f"{step}")
+    group.end()
+
+
+def late(*, config: Any) -> None:
+    """Rank 1 comes too late to a meeting."""
+    net = Regression()
+    with compressa.attach(net, sgd(net), config) as strategy:
+        if dist.get_rank() == 1:
+            time.sleep(4.0)
+        take_step(strategy, 0)
+
+
+@pytest.mark.parametrize("name", ["gossip", "local_sgd"])
+def test_who_is_late_is_not_lost(name: str, pools: Pools) -> None:
+    config = settings(
+        "none",
+        strategy={"name": name, "every": 1},
+        engine={"recover": True},
+        exchange={**TIMES, "deadline_s": 2.0},
+    )
+    group = pools.fresh(3)
+    for text in group.refused(late, "Timeout", config=config):
+        assert "rank 1" in text
+    group.end()
