@@ -55,10 +55,10 @@ from compressa.aggregators.base import (
 from compressa.aggregators.oktopk_gather import Gather, Plan
 from compressa.aggregators.oktopk_split import Split
 from compressa.aggregators.oktopk_state import Limits, ScopeState
+from compressa.aggregators.owned_sum import OwnedSum, ScopeSum
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.shards import ShardSpans
 from compressa.aggregators.sparse_messages import Envelope
-from compressa.aggregators.stages import Stage, StagedSum
 from compressa.arrays import as_array
 from compressa.codecs._sparse import SparseForm, share
 from compressa.collectives.choice import ROUND_ROBIN
@@ -202,14 +202,14 @@ class OkTopKAggregator(Aggregator):
     def _exchange(
         self,
         envelope: Envelope,
-        stages: Sequence[Stage],
+        parts: Sequence[ScopeSum],
         gradients: Sequence[torch.Tensor],
         context: StepContext,
     ) -> Rounds:
         sizes = self._sizes(envelope)
         spans = ShardSpans([()] * len(sizes), sizes)
-        own = self._world.rank, stages, envelope, self._buffers
-        messages = StagedSum(spans, gradients, context, *own)
+        own = self._world.rank, parts, envelope, self._buffers
+        messages = OwnedSum(spans, gradients, context, *own)
         yield AllReduce(messages, self._scratch)
         if self._world.size == 1:
             messages.add(messages.span, ())  # a rank alone selects of its own sums

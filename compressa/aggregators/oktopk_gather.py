@@ -13,8 +13,8 @@ import torch
 
 from compressa.aggregators.oktopk_split import Split
 from compressa.aggregators.oktopk_state import UNEVEN, ScopeState
+from compressa.aggregators.owned_sum import ScopeSum
 from compressa.aggregators.sparse_messages import Entries, Reader, Writer
-from compressa.aggregators.stages import Stage
 from compressa.arrays import as_array
 from compressa.codecs._sparse import F32
 from compressa.collectives.accumulator import Span
@@ -111,7 +111,7 @@ def _estimated(state: ScopeState, counts: list[int]) -> tuple[float, list[int]]:
     return threshold, [int(np.count_nonzero(own >= np.float32(threshold))) for own in told]
 
 
-class Gather(Stage):
+class Gather(ScopeSum):
     """One scope's.
 
     Args:

@@ -11,8 +11,8 @@ import torch
 
 from compressa.aggregators.base import World
 from compressa.aggregators.oktopk_state import KNOTS, Due, ScopeState, between
+from compressa.aggregators.owned_sum import ScopeSum
 from compressa.aggregators.sparse_messages import Entries, Reader, Writer
-from compressa.aggregators.stages import Stage
 from compressa.codecs._sparse import F32, U32
 from compressa.errors import PayloadError
 from compressa.kernels.feedback import all_finite
@@ -39,7 +39,7 @@ class Summary:
     knots: U32
 
 
-class Split(Stage):
+class Split(ScopeSum):
     """One scope's.
 
     Args:

@@ -258,6 +258,17 @@ def test_thresholds_are_told_when_they_are_due_and_regions_settle() -> None:
     assert knots[KNOTS // 2 - 1] > 0.7 * ELEMS  # the middle of what is selected
 
 
+def test_a_resumed_run_repeats_the_bits_between_two_estimations() -> None:
+    world = VectorWorld(4, ELEMS, OkTopK(density=0.05))
+    for number in range(3):
+        world.means(gradients(4, number))
+    again = world.resized(4)
+    for number in range(3, 6):
+        first, second = (each.means(gradients(4, number)) for each in (world, again))
+        assert torch.equal(first[0], second[0])
+        assert all(torch.equal(world.residual(rank), again.residual(rank)) for rank in range(4))
+
+
 def test_another_number_of_ranks_estimates_anew() -> None:
     world = VectorWorld(4, ELEMS, OFTEN)
     for number in range(4):

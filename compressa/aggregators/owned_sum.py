@@ -1,4 +1,4 @@
-"""Stages: a sum by owners of which each scope says by itself what is given, made of it, and shared.
+"""OwnedSum: a sum by owners of which each scope says what is given, made of it, and shared.
 
 What `round_robin` carries: each rank gives every owner a message, the owner makes one of what it
 was given, and shares it with all. A message has the parts of all scopes, of any length up to a
@@ -19,7 +19,7 @@ from compressa.collectives.accumulator import Span
 from compressa.errors import PayloadError
 
 
-class Stage(ABC):
+class ScopeSum(ABC):
     """One scope's part of it, in one step. What is read may raise PayloadError."""
 
     @abstractmethod
@@ -52,18 +52,18 @@ class Stage(ABC):
 
 
 @dataclass(eq=False)
-class StagedSum(ShardSum):
+class OwnedSum(ShardSum):
     """One step's messages of all scopes.
 
     Attributes:
         rank: This rank.
-        stages: By scope.
+        parts: By scope.
         envelope: What messages have in common.
         buffers: By rank, memory for what it is given; the own one for what is shared.
     """
 
     rank: int
-    stages: Sequence[Stage]
+    parts: Sequence[ScopeSum]
     envelope: Envelope
     buffers: Sequence[torch.Tensor]
     given: Sequence[torch.Tensor] = field(init=False)
@@ -80,8 +80,8 @@ class StagedSum(ShardSum):
         given = self.shards.owners[span] == self.rank
         try:
             reader = self.envelope.open(message, self.context, sender)
-            for stage in self.stages:
-                (stage.read_given if given else stage.check_shared)(reader, sender)
+            for part in self.parts:
+                (part.read_given if given else part.check_shared)(reader, sender)
             reader.finish()
         except PayloadError as error:
             raise PayloadError(f"from rank {sender}: {error}") from error
@@ -95,24 +95,24 @@ class StagedSum(ShardSum):
             sender: self.envelope.open(message, self.context, sender)
             for sender, message in came.items()
         }
-        for stage in self.stages:
-            stage.make(readers)
+        for part in self.parts:
+            part.make(readers)
         self.result = self._written(self.rank, to=None)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Keep what another rank shares."""
         owner = self.shards.owners[span]
         reader = self.envelope.open(message, self.context, owner)
-        for stage in self.stages:
-            stage.take_shared(reader, owner)
+        for part in self.parts:
+            part.take_shared(reader, owner)
 
     def _written(self, room: int, to: int | None) -> torch.Tensor:
         """What is given to a rank, or, with None, shared with all: in one of the buffers."""
         buffer = self.buffers[room]
         writer = self.envelope.writer(buffer)
-        for stage in self.stages:
+        for part in self.parts:
             if to is None:
-                stage.share(writer)
+                part.share(writer)
             else:
-                stage.give(writer, to)
+                part.give(writer, to)
         return self.envelope.seal(buffer, writer.end, self.context)
