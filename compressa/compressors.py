@@ -14,6 +14,7 @@ from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.gtopk import GTopK
 from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.loco import LoCo
+from compressa.aggregators.oktopk import OkTopK
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.signsgd import SignSGD
@@ -164,6 +165,12 @@ _ROWS = (
         GTopK,
         "The largest elements of the ranks' sum, on a tree: as few for many ranks as for two.",
         "Shi et al. 2019",
+        Family.SPARSE,
+    ),
+    Entry(
+        OkTopK,
+        "The largest of the ranks' sum, by regions and thresholds: six words for each, at most.",
+        "Li & Hoefler 2022",
         Family.SPARSE,
     ),
     Entry(

@@ -48,8 +48,8 @@ class Facts:
         source: The package that has it, with its version unless that is compressa itself.
         kind: "codec", or "aggregator" for what exchanges in rounds of its own.
         wire_id: Its number in payload headers; None for an aggregator.
-        exact_size: Whether the size follows from the number of elements alone; None for an
-            aggregator.
+        exact_size: Whether the size follows from the number of elements alone; of an aggregator
+            False if payloads may be shorter than its rounds say, else None.
         ratio: Dense bytes over compressed, headers apart; the least if sizes vary.
         busiest: For each number of ranks in `BUSIEST_OF`, the bytes of a dense ring in float32 over
             those of the busiest rank; 1 is no gain, and 2 that of a dense ring in 16 bits.
@@ -151,7 +151,7 @@ def facts(entry: Entry, source: str = LIBRARY) -> Facts:
         source=source,
         kind="codec" if codec else "aggregator",
         wire_id=codec.wire_id if codec else None,
-        exact_size=isinstance(codec.size, Fixed) if codec else None,
+        exact_size=isinstance(codec.size, Fixed) if codec else used.exact_size,
         ratio=4 * PARAMETER.elems / compressor.payload_bytes(SHAPE),
         busiest=tuple(used.busiest(ranks) for ranks in BUSIEST_OF),
         exchange=choose_exchange(codec, RANKS).replace("_", "-") if codec else used.exchange,
@@ -230,6 +230,11 @@ class _Used:
         """Its rounds, such as "2 x all-reduce"."""
         verbs = Counter(map(_verb, self._rounds))
         return ", ".join(verb if n == 1 else f"{n} x {verb}" for verb, n in verbs.items())
+
+    @property
+    def exact_size(self) -> bool | None:
+        """False if payloads may be shorter than its rounds say."""
+        return None if all(own.exact for own in self._rounds) else False
 
     @property
     def summable(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from compressa.aggregators.acpsgd import ACPSGD
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.gtopk import GTopK
 from compressa.aggregators.intsgd import IntSGD
+from compressa.aggregators.oktopk import OkTopK
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.signsgd import SignSGD
@@ -77,6 +78,7 @@ VARIANTS: dict[str, Compressor] = {
     "chunked-topk-small-chunks": ChunkedTopK(density=0.3, chunk=64),
     "gtopk-float16": GTopK(density=0.2, value_dtype="float16", indices="elias_fano"),
     "gtopk-all": GTopK(density=1.0),
+    "oktopk-often": OkTopK(density=0.2, threshold_steps=2, region_steps=1),
     "scalecom-dense": ScaleCom(density=0.2),
     "scalecom-filtered": ScaleCom(density=0.2, beta=0.3),
     "thc-small-chunks": THC(chunk=256, levels=51, clip=3.0),
@@ -120,6 +122,7 @@ _SMALLER = {
     "demo": "demo-few",
     "threshold": "threshold-of-largest",
     "chunked_topk": "chunked-topk-small-chunks",
+    "oktopk": "oktopk-often",
     "scalecom": "scalecom-dense",
     "thc": "thc-small-chunks",
 }

@@ -11,6 +11,7 @@ from compressa.aggregators.acpsgd import ACPSGD
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.gtopk import GTopK
 from compressa.aggregators.intsgd import IntSGD
+from compressa.aggregators.oktopk import OkTopK
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.signsgd import SignSGD
@@ -68,6 +69,9 @@ SETTINGS: list[tuple[Callable[..., Any], str, list[Any], str]] = [
     (Int4, "block", [0, -8, 7, 9, 4], "block must be"),
     (Int8, "block", [0, -8, 7, 9, 4], "block must be"),
     (IntSGD, "bits", [7], "bits must be 8, 16 or 32"),
+    (OkTopK, "density", [0.0, 1.1], "oktopk: density"),
+    (OkTopK, "region_steps", [0], "oktopk: region_steps must be at least 1"),
+    (OkTopK, "threshold_steps", [0], "oktopk: threshold_steps must be at least 1"),
     (OneBit, "block", [0, 4, 12, -8], "multiple of 8"),
     (OneBitSGD, "group", [1, 7, -8], "group must be 0 or at least 8"),
     (PowerSGD, "approx_rank", [0], "approx_rank must be at least 1"),

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from compressa.aggregators import State, World, build_aggregator
-from compressa.codecs import Codec, DeMo
-from compressa.codecs.base import Fixed
+from compressa.codecs import DeMo
 from compressa.compressors import COMPRESSORS
 from compressa.config import assign, load_config
 from compressa.facts import BUSIEST_OF, facts
@@ -16,6 +15,8 @@ from compressa.testing import LoopbackWorld
 from compressa.traffic import dense_ring_bytes, ports, ratios
 from compressa.transports.frames import FRAME_HEADER_BYTES
 
+# Ok-Topk has room for data that give one owner twice its share, and balance does not use it.
+LEAST = {"oktopk": 0.4}
 MATRIX = ParameterInfo(0, "weight", (96, 64))
 
 
@@ -38,7 +39,7 @@ def test_ranks_send_what_is_counted(name: str, size: int) -> None:
     gradient = torch.randn(MATRIX.shape, generator=torch.Generator().manual_seed(1))
     world.step([{"weight": gradient} for _ in range(size)])
     if varies(name):
-        assert 0.7 * counted < sum(sent_bytes(world)) <= counted
+        assert LEAST.get(name, 0.7) * counted < sum(sent_bytes(world)) <= counted
     else:
         assert sum(sent_bytes(world)) == counted
 
@@ -56,8 +57,7 @@ def test_shards_of_whole_bands_of_a_matrix_are_counted_as_they_are() -> None:
 
 def varies(name: str) -> bool:
     """Whether payloads may be shorter than their capacity; THC's integers may need fewer bits."""
-    codec = COMPRESSORS[name].compressor().for_parameter(MATRIX)
-    return name == "thc" or (isinstance(codec, Codec) and not isinstance(codec.size, Fixed))
+    return name == "thc" or facts(COMPRESSORS[name]).exact_size is False
 
 
 def test_a_broadcast_costs_the_leader_a_logarithm() -> None:

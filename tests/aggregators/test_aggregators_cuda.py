@@ -211,7 +211,7 @@ FORMS: dict[str, Compressor] = {
 }
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("name", sorted(COMPRESSORS.keys() - {"oktopk"}))  # which refuses GPUs
 def test_a_gpu_leaves_what_a_cpu_leaves_whenever_its_streams_work(name: str) -> None:
     check(by_default(name))
     check(by_default(name), dtype=torch.bfloat16, seed=1)

@@ -11,6 +11,7 @@ from vector_world import VectorWorld, gaussians
 
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.gtopk import GTopK
+from compressa.aggregators.oktopk import OkTopK
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.thc import THC
 from compressa.compressor import Compressor
@@ -21,6 +22,7 @@ COMPRESSORS: dict[str, Any] = {
     "chunked_topk": ChunkedTopK(density=0.3, chunk=64),
     "gtopk": GTopK(density=0.05),
     "gtopk-float16": GTopK(density=0.05, value_dtype="float16"),
+    "oktopk": OkTopK(density=0.05),
     "scalecom": ScaleCom(density=0.05),
     "scalecom-filtered": ScaleCom(density=0.05, beta=0.5),
     "thc": THC(chunk=256),
