@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from compressa.codecs.base import Biased, Codec, Contraction, Unbiased
 from compressa.config.mistakes import Mistake
 from compressa.config.settings import Settings
-from compressa.config.strategies import ADPSGD, EASGD, SGP, Async, Bounded, Central, Gossip
+from compressa.config.strategy_sections import ADPSGD, EASGD, SGP, Async, Bounded, Central, Gossip
 from compressa.config.uses import TYPICAL_ELEMS, Use
 
 _LOSES_LITTLE = 0.5  # of the square of a vector

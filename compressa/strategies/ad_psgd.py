@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from compressa.aggregators.base import State
 from compressa.collectives.graphs import GRAPHS
-from compressa.config.strategies import ADPSGD
+from compressa.config.strategy_sections import ADPSGD
 from compressa.engine.measuring.stats import Overlap, Stats
 from compressa.engine.opening import open_session
 from compressa.engine.session import Session

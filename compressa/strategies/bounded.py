@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from compressa.config.strategies import Async, Bounded
+from compressa.config.strategy_sections import Async, Bounded
 from compressa.engine.measuring.stats import Stats
 from compressa.errors import ConfigError, StateError
 from compressa.hooks import broadcast, saving

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from compressa.config.strategies import DiLoCo
+from compressa.config.strategy_sections import DiLoCo
 from compressa.hooks import Handle
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import Always

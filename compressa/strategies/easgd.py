@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compressa.config.strategies import EASGD
+from compressa.config.strategy_sections import EASGD
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import Always
 from compressa.strategies.periodic import Replica, Rule, open_periodic

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from compressa.aggregators.gossip import DISTANCE, ESTIMATE
-from compressa.config.strategies import Gossip, graph_of
+from compressa.config.strategies import graph_of
+from compressa.config.strategy_sections import Gossip
 from compressa.hooks import Handle
 from compressa.strategies.apart import Apart
 from compressa.strategies.base import Strategy, Training

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from compressa.config.strategies import Hogwild
+from compressa.config.strategy_sections import Hogwild
 from compressa.engine.session import Session
 from compressa.errors import StateError
 from compressa.hooks import Handle

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compressa.config.strategies import LocalSGD, PostLocalSGD
+from compressa.config.strategy_sections import LocalSGD, PostLocalSGD
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.cadence import AfterDecay, AfterSteps, Always, ByLink, ByRate, Cadence
 from compressa.strategies.periodic import Replica, Rule, open_periodic

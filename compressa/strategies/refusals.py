@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compressa.config.strategies import EASGD, SGP, DiLoCo
+from compressa.config.strategy_sections import EASGD, SGP, DiLoCo
 from compressa.errors import CompressaError, ConfigError, StateError
 from compressa.overlap import OverlappedDataParallel
 from compressa.overlap.opening import trained

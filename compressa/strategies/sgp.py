@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from compressa.config.strategies import SGP, graph_of
+from compressa.config.strategies import graph_of
+from compressa.config.strategy_sections import SGP
 from compressa.hooks import Handle
 from compressa.strategies.apart import Apart
 from compressa.strategies.base import Strategy, Training

@@ -136,7 +136,7 @@ def test_iterates_are_those_of_the_paper(kind: str, ranks: int, pools: Pools) ->
 
 @FEW
 @given(
-    lr=st.floats(1e-3, 0.1),
+    lr=st.floats(1e-3, 0.03),
     betas=st.tuples(st.floats(0.0, 0.95), st.floats(0.5, 0.999)),
     weight_decay=st.floats(0.0, 0.5),
     warmup=st.integers(1, 6),
@@ -144,7 +144,8 @@ def test_iterates_are_those_of_the_paper(kind: str, ranks: int, pools: Pools) ->
 def test_one_bit_adam_follows_its_settings(
     lr: float, betas: tuple[float, float], weight_decay: float, warmup: int, pools: Pools
 ) -> None:
-    hyper = {"lr": lr, "betas": betas, "eps": 1e-2, "weight_decay": weight_decay}
+    # A small eps has small variances, of which float32 knows few digits, move parameters far.
+    hyper = {"lr": lr, "betas": betas, "eps": 0.1, "weight_decay": weight_decay}
     hyper["warmup_steps"] = warmup
     found = pools.get(2).run(trained, kind="OneBitAdam", hyper=hyper, config=TWO_SIDED, steps=8)
     check(found, expected("OneBitAdam", hyper, 2, 8, []))
