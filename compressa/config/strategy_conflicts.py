@@ -11,7 +11,7 @@ from compressa.config.strategy_sections import ADPSGD, EASGD, SGP, Async, Bounde
 from compressa.config.uses import TYPICAL_ELEMS, Use
 
 _LOSES_LITTLE = 0.5  # of the square of a vector
-_GO_ON = ("local_sgd", "post_local_sgd", "diloco", "easgd", "gossip", "sgp")  # without a lost rank
+_STAY = ("overlapped", "hogwild")  # who can not go on without a lost rank
 
 
 def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
@@ -31,6 +31,11 @@ def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
         yield from _gossip_conflicts(config, strategy, uses)
     if isinstance(strategy, EASGD):
         yield from _easgd_conflicts(uses)
+    if isinstance(strategy, Async | Bounded) and strategy.dedicated and config.engine.recover:
+        text = (
+            "is true, but servers that do not train can not go on without a lost rank; leave it out"
+        )
+        yield Mistake(("engine", "recover"), text, (("strategy", "dedicated"),))
     if isinstance(strategy, Async | Bounded | Central):
         yield from _served_conflicts(config, strategy, uses)
 
@@ -46,7 +51,7 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
             "momentum is each rank's optimizer's; leave it out"
         )
         yield Mistake(("momentum", "factor"), text, place)
-    if config.engine.recover and name not in _GO_ON:
+    if config.engine.recover and name in _STAY:
         text = (
             f'is true, but strategy.name = "{name}" can not go on without a lost rank; leave it '
             "out, and go on from a checkpoint"

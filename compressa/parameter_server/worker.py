@@ -13,7 +13,7 @@ import torch
 from compressa.aggregators.base import State, World
 from compressa.collectives.base import Exchange, Program
 from compressa.engine.measuring.stats import Overlap, Stats
-from compressa.engine.session import Session
+from compressa.engine.session import CLOSE_S, Session
 from compressa.errors import StateError
 from compressa.parameter_server.answering import AnswerCoder
 from compressa.parameter_server.centre_client import CentreClient
@@ -76,7 +76,7 @@ class Worker:
         if kind is None:
             self.close()
         else:
-            self._end()
+            self.end()
 
     def push(
         self,
@@ -277,7 +277,7 @@ class Worker:
                 if self.server is not None:
                     self._programs.wait(self.server.closed)
         finally:
-            self._end()
+            self.end()
 
     def _say_goodbye(self) -> None:
         for handle in list(self._under_way):
@@ -285,10 +285,15 @@ class Worker:
         for future in self._tell(Kind.CLOSE, 0, ()):
             self._programs.wait(future)
 
-    def _end(self) -> None:
+    def end(self, wait_s: float = CLOSE_S) -> None:
+        """End threads and connections without a word; the servers lose this worker.
+
+        Args:
+            wait_s: Longest wait for the other ranks' goodbyes, in seconds.
+        """
         if not self._closed:
             self._closed = True
-            self._programs.session.close()
+            self._programs.session.close(wait_s)
 
     def _client(self, shard: Shard) -> ShardClient:
         job, coding = self._job, self._job.table.codings[shard.key]

@@ -10,21 +10,18 @@ alike. A rank that is late is not lost: that is a `Timeout`, which is raised.
 from __future__ import annotations
 
 import json
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
-
-from compressa.errors import PeerLost, StateError
+from compressa.errors import StateError
 from compressa.hooks import Handle
 from compressa.overlap.opening import trained
 from compressa.parameters import as_real
 from compressa.strategies.base import EngineStrategy, Training
+from compressa.strategies.surviving import Surviving
 
 
-class Apart(EngineStrategy):
+class Apart(Surviving, EngineStrategy):
     """See the module.
 
     Args:
@@ -35,11 +32,10 @@ class Apart(EngineStrategy):
     _afresh = False  # whether survivors need nothing of what the engine's state was
 
     def __init__(self, training: Training, handle: Handle) -> None:
-        super().__init__(training.model, training.optimizer, handle, training.scaler)
+        EngineStrategy.__init__(self, training.model, training.optimizer, handle, training.scaler)
+        Surviving.__init__(self, training)
         self._own = {n: as_real(p.detach()) for n, p in trained(training.model).items()}
         self._united = True
-        self._recovers = handle.config.engine.recover
-        self._ranks = dist.get_process_group_ranks(training.group) if self._recovers else []
         self._calls = self._furthest = 0  # of step and sync, which all ranks make alike
         self._steps = 0
 
@@ -86,22 +82,6 @@ class Apart(EngineStrategy):
         if self._recovers:
             self.handle.check()  # who is far from a meeting hears of a loss here
         self._go_on()
-
-    def _surviving(self, meet: Callable[[], None]) -> None:
-        """Meet; if a rank is lost meanwhile, go on without it, and without the next one."""
-        try:
-            meet()
-        except PeerLost as error:
-            if not self._recovers:
-                raise
-            lost = self._ranks.pop(error.rank)
-            self._surviving(self._go_on_without_the_lost)
-            warnings.warn(
-                f"rank {lost} is lost, and the other {len(self._ranks)} go on without it, from "
-                f"parameters that all of them hold ({error})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
     def _go_on_without_the_lost(self) -> None:
         self.handle.reform(self._ranks, afresh=self._afresh)

@@ -13,14 +13,18 @@ serves. What the strategies guarantee:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from compressa.config.strategy_sections import Async, Bounded
 from compressa.engine.measuring.stats import Stats
+from compressa.engine.session import GIVE_UP_S
+from compressa.engine.start import process_groups
 from compressa.errors import ConfigError, StateError
 from compressa.hooks import broadcast, saving
 from compressa.parameter_server import Consistency, Server, Worker
@@ -28,11 +32,16 @@ from compressa.parameter_server.job import Job, job_of, place
 from compressa.parameter_server.opening import open_job
 from compressa.parameter_server.stale_copy import StaleCopy
 from compressa.strategies.base import Strategy, Training
+from compressa.strategies.local import average
 from compressa.strategies.packing import FlatCopies, Packed, pack
 from compressa.strategies.refusals import check_host, check_local, check_memory
+from compressa.strategies.surviving import Surviving
+
+Open = Callable[[dist.ProcessGroup, bool], Worker | Server]
+"""(who takes part, whether the model is to be brought to all) -> what this rank does."""
 
 
-class Stale(Strategy):
+class Stale(Surviving, Strategy):
     """A rank that trains; see the module.
 
     Args:
@@ -40,7 +49,8 @@ class Stale(Strategy):
         worker: Of servers that keep the values.
         keys: What they keep.
         consistency: What this rank may rely on.
-        served: Whether all servers train, too.
+        again: Opens another worker, for those who are left when a rank is lost; None where servers
+            do not train.
     """
 
     def __init__(
@@ -49,11 +59,11 @@ class Stale(Strategy):
         worker: Worker,
         keys: Sequence[Packed],
         consistency: Consistency,
-        *,
-        served: bool,
+        again: Open | None,
     ) -> None:
-        super().__init__(training.model, training.optimizer, training.scaler)
-        self.worker, self._served = worker, served
+        Strategy.__init__(self, training.model, training.optimizer, training.scaler)
+        Surviving.__init__(self, training)
+        self.worker, self._again, self._config = worker, again, training.config
         self._flat, self._names = FlatCopies(training.model, keys), [k.info.name for k in keys]
         self._consistency, self._united = consistency, True
         self._copy = self._copied(-1)
@@ -68,6 +78,15 @@ class Stale(Strategy):
         self._step_optimizer()
         check_memory(self.model, self._flat.parameters)
         self._united = False
+        self._surviving(self._exchange)
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Wait until all ranks have called it, and go on from what servers keep."""
+        if not self._united:
+            self._surviving(self._meet, again=True)
+
+    def _exchange(self) -> None:
         rate, landings = self._rate, self._copy.landings
         self._flat.gather()
         self._copy.advance(rate)
@@ -75,15 +94,35 @@ class Stale(Strategy):
         if self._copy.landings > landings:
             self._flat.scatter()
 
-    @torch.no_grad()
-    def sync(self) -> None:
-        """Wait until all ranks have called it, and go on from what servers keep."""
-        if self._united:
-            return
+    def _meet(self) -> None:
         self._flat.gather()
         self._copy.meet(self._rate)
         self._flat.scatter()
         self._united = True
+
+    def _go_on_without_the_lost(self) -> None:
+        """From the mean of what ranks train; residuals keep their share of it."""
+        assert self._again is not None, "all ranks train"
+        self.worker.end(GIVE_UP_S)
+        group = process_groups.new_group_of(self._config, self._ranks, "strategy.step")
+        self._flat.gather()
+        kept = dict(zip(self._names, self._flat.shaped, strict=True))
+        average(kept, self._config, group)
+        self._flat.scatter()
+        before, size = self.worker.state, self.worker.size
+        worker = self._again(group, False)
+        assert isinstance(worker, Worker), "all ranks train"
+        self.worker = worker
+        worker.session.keep(group)
+        for name, residual in before.vectors.items():
+            own = worker.state.vectors.get(name)
+            if own is not None and own.shape == residual.shape and own.dtype == residual.dtype:
+                own.copy_(residual).mul_(worker.size / size)
+        clock = str(self._copy.clock).encode()
+        step = max(map(int, worker.session.all_gather(clock, "strategy.step, clocks")))
+        worker.restart(self._flat.vectors, step)
+        self._copy = self._copied(step)
+        worker.session.call_on_all("strategy.step, values", str)
 
     def save(self, path: str | Path) -> None:
         """Write residuals and the clock; see `Strategy.save`."""
@@ -113,7 +152,7 @@ class Stale(Strategy):
         return StaleCopy(self.worker, self._names, self._flat.shaped, staleness, step)
 
     def _check_saving(self, call: str) -> None:
-        if not self._served:
+        if self._again is None:
             raise StateError(
                 f"strategy.{call}: servers that do not train can not take part in it; keep the "
                 "model's state alone, which all ranks hold after strategy.sync()"
@@ -214,22 +253,31 @@ def _open(
     consistency = Consistency(staleness, **asked)
     keys: list[Packed] = []
 
-    def plan() -> Job:
-        check_local(training)
-        _check(training, consistency)
-        keys.extend(pack(training.config, model))
-        placement = place(training.group.size(), servers, colocated=not dedicated)
-        infos, codings = [key.info for key in keys], [key.coding for key in keys]
-        return job_of(training.config, infos, codings, placement, consistency=consistency)
+    def again(group: dist.ProcessGroup, brings: bool) -> Worker | Server:
+        count, rule = servers, consistency
+        if not brings:  # fewer than were asked for, where fewer are left
+            rule = replace(rule, backup_workers=min(rule.backup_workers, group.size() - 1))
+            count = min(servers, group.size()) if isinstance(servers, int) else servers
 
-    def values() -> Sequence[torch.Tensor]:
-        broadcast(model, group=training.group, config=training.config)
-        return FlatCopies(model, keys).vectors
+        def plan() -> Job:
+            check_local(training)
+            _check(training, consistency)
+            keys[:] = pack(training.config, model)
+            placement = place(group.size(), count, colocated=not dedicated)
+            infos, codings = [key.info for key in keys], [key.coding for key in keys]
+            return job_of(training.config, infos, codings, placement, consistency=rule)
 
-    node = open_job(training.caller, training.config, training.group, plan, values)
+        def values() -> Sequence[torch.Tensor]:
+            if brings:
+                broadcast(model, group=group, config=training.config)
+            return FlatCopies(model, keys).vectors
+
+        return open_job(training.caller, training.config, group, plan, values)
+
+    node = again(training.group, True)
     if isinstance(node, Server):
         return Serving(training, node)
-    return Stale(training, node, keys, consistency, served=not dedicated)
+    return Stale(training, node, keys, consistency, None if dedicated else again)
 
 
 def _check(training: Training, consistency: Consistency) -> None:

@@ -52,7 +52,10 @@ class Gossiping(Apart):
             self.handle.wait([self.handle.submit(self._own)], "neighbours")
 
     def _unite(self) -> None:
-        average({**self._own, **statistics_of(self.model)}, self.handle)
+        handle = self.handle
+        average(
+            {**self._own, **statistics_of(self.model)}, handle.config, handle.group, handle.check
+        )
         self._taken, self._united = 0, True
         self._agree()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from compressa.config import Config
@@ -63,22 +64,29 @@ def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: b for name, b in named if b.is_floating_point() and b.numel()}
 
 
-def average(tensors: Mapping[str, torch.Tensor], handle: Handle) -> None:
-    """Have all ranks of a handle hold the mean of theirs, uncompressed. Collective.
+def average(
+    tensors: Mapping[str, torch.Tensor],
+    config: Config,
+    group: dist.ProcessGroup,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Have all ranks hold the mean of theirs, uncompressed. Collective.
 
     Args:
         tensors: By name, real; overwritten, with the same bits on all ranks.
-        handle: Says who takes part, and how values are exchanged.
+        config: Says how values are exchanged.
+        group: Who takes part.
+        check: Raises who is lost, where that is known otherwise.
 
     Raises:
         PeerLost: A rank is lost; the same error on all ranks.
         TransportError: They could not meet otherwise.
     """
-    handle.check()
+    check()
     try:
-        plain = Config(exchange=handle.config.exchange)
-        with open_handle("strategy.sync", plain, tensors, handle.group) as mean:
+        plain = Config(exchange=config.exchange)
+        with open_handle("strategy.sync", plain, tensors, group) as mean:
             mean.wait([mean.submit(tensors)], "a mean")
     except TransportError:
-        handle.check()  # who is lost, where that is known
+        check()
         raise

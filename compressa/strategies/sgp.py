@@ -83,7 +83,8 @@ class GradientPush(Apart):
         self._agree()
 
     def _average(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        average({**tensors, **statistics_of(self.model)}, self.handle)
+        handle = self.handle
+        average({**tensors, **statistics_of(self.model)}, handle.config, handle.group, handle.check)
 
     def _take_steps(self) -> None:
         """Add what the optimizer has done since the last meeting."""

@@ -116,6 +116,7 @@ def saved_apart(*, config: Any, folder: str) -> None:
     model = Regression()
     with compressa.attach(model, sgd(model), config) as strategy:
         take_step(strategy, 0)
+        dist.barrier()  # who is refused leaves, and others may still be in their step
         strategy.save(folder)
 
 

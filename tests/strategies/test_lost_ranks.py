@@ -20,6 +20,9 @@ from _ranks import Pools, same, settings
 from _training import lasting_threads
 
 import compressa
+from compressa.strategies.ad_psgd import PairAveraging
+from compressa.strategies.base import EngineStrategy
+from compressa.strategies.bounded import Stale
 
 pytestmark = pytest.mark.ranks
 
@@ -34,6 +37,12 @@ GOING_ON: list[dict[str, Any]] = [
     {**CALM, "every": 3},
     {**CALM, "every": 4, "fragments": 2, "overlap_steps": 1, "mixing": 0.3},
     {"name": "easgd", "every": 3},
+    {"name": "ad_psgd"},
+    {"name": "async"},
+    {"name": "bounded", "staleness": 2},
+    {"name": "bounded", "staleness": 0, "servers": 2},
+    {"name": "bounded", "staleness": 0, "backup_workers": 1},
+    {"name": "central"},
 ]
 
 
@@ -48,8 +57,22 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def size_of(strategy: compressa.Strategy) -> int:
+    """How many ranks train."""
+    if isinstance(strategy, EngineStrategy):
+        return strategy.handle.group.size()
+    assert isinstance(strategy, Stale | PairAveraging), "it has a session"
+    return (strategy.worker if isinstance(strategy, Stale) else strategy).session.size
+
+
 def go_on_without(
-    *, config: Any, culprits: dict[int, int], moment: str, steps: int = 24, sync_at: int = 0
+    *,
+    config: Any,
+    culprits: dict[int, int],
+    moment: str,
+    steps: int = 24,
+    sync_at: int = 0,
+    pause_s: float = 0.0,
 ) -> dict[str, Any]:
     """Train; some ranks are killed, and the others' loop is as it always is.
 
@@ -61,6 +84,7 @@ def go_on_without(
             without it.
         steps: How many are trained.
         sync_at: After which step ranks sync besides.
+        pause_s: How much longer a step takes.
     """
     rank = dist.get_rank()
     at = culprits.get(rank)
@@ -80,6 +104,7 @@ def go_on_without(
             if at == step and moment in ("between", "going on"):
                 die()
             x, y = (torch.from_numpy(a).float() for a in batch(rank, step))
+            time.sleep(pause_s)
             strategy.optimizer.zero_grad()
             (strategy.model(x) - (y - rank)).square().mean().backward()
             strategy.step()
@@ -92,7 +117,7 @@ def go_on_without(
         result = {
             "values": values_of(net),
             "losses": [*losses, on(rank, net)],
-            "group": strategy.handle.group.size(),
+            "group": size_of(strategy),
             "met": strategy.stats().steps,
             "warned": [str(w.message) for w in told if "is lost" in str(w.message)],
         }
@@ -136,7 +161,8 @@ def survive(
 @pytest.mark.parametrize("strategy", GOING_ON, ids=str)
 def test_the_others_go_on(strategy: dict[str, Any], moment: str, pools: Pools) -> None:
     at = 2 if moment == "exchange" else 7
-    for value in survive(pools, strategy, 3, {1: at}, moment=moment):
+    pause_s = 0.1 if strategy["name"] in ("async", "ad_psgd") else 0.0  # they hear of it meanwhile
+    for value in survive(pools, strategy, 3, {1: at}, moment=moment, pause_s=pause_s):
         assert "rank 1 is lost, and the other 2 go on without it" in value["warned"][0]
         assert value["met"] > 1
 
@@ -149,6 +175,8 @@ def test_the_others_go_on(strategy: dict[str, Any], moment: str, pools: Pools) -
         ({**CALM, "every": 3}, "int4"),
         ({"name": "gossip", "consensus": 0.5}, "int4"),
         ({"name": "sgp"}, "int8"),
+        ({"name": "ad_psgd"}, "int8"),
+        ({"name": "bounded", "staleness": 0}, "int8"),
     ],
     ids=str,
 )
@@ -157,10 +185,11 @@ def test_compressed_ranks_go_on(strategy: dict[str, Any], compressor: str, pools
     survive(pools, strategy, 3, {1: 2}, moment="exchange", compressor=compressor, sections=sections)
 
 
-@pytest.mark.parametrize("name", ["gossip", "diloco"])
+@pytest.mark.parametrize("name", ["gossip", "diloco", "ad_psgd", "central"])
 def test_the_last_one_goes_on_alone(name: str, pools: Pools) -> None:
     strategy = next(s for s in GOING_ON if s["name"] == name)
-    survive(pools, strategy, 3, {2: 4, 1: 11}, moment="between")
+    pause_s = 0.3 if name == "ad_psgd" else 0.0  # the first loss is over when the second comes
+    survive(pools, strategy, 3, {2: 4, 1: 11}, moment="between", pause_s=pause_s)
 
 
 @pytest.mark.parametrize("strategy", [GOING_ON[0], GOING_ON[3]], ids=str)
