@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -171,15 +172,21 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def ranks_of(script: str, size: int, folder: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Run a script as torchrun does, on some ranks; all of them must come to its end."""
+def ranks_of(
+    script: str, size: int, folder: Path, environments: Sequence[Mapping[str, str]] = ()
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script as torchrun does, on some ranks; all of them must come to its end.
+
+    With environments of their own, ranks have what these say, and nothing of torchrun's.
+    """
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
 
     def run(rank: int) -> subprocess.CompletedProcess[str]:
+        own = common | {"RANK": str(rank), "WORLD_SIZE": str(size)}
         return subprocess.run(
             [sys.executable, script],
             cwd=folder,
-            env=os.environ | common | {"RANK": str(rank), "WORLD_SIZE": str(size)},
+            env=os.environ | (environments[rank] if environments else own),
             capture_output=True,
             text=True,
             timeout=90,
@@ -206,11 +213,36 @@ def test_an_engine_averages_between_two_ranks_as_its_page_says(tmp_path: Path) -
 @pytest.mark.ranks
 def test_ranks_meet_every_so_many_steps_as_the_page_of_strategies_says(tmp_path: Path) -> None:
     for language, file in (("python", "train.py"), ("toml", "compressa.toml")):
-        (example,) = re.findall(rf"^```{language}\n(.*?)^```$", STRATEGIES, re.M | re.S)
+        example = re.findall(rf"^```{language}\n(.*?)^```$", STRATEGIES, re.M | re.S)[0]
         (tmp_path / file).write_text(example, encoding="utf-8")
     for done in ranks_of("train.py", 2, tmp_path):
         assert re.fullmatch(r"3 meetings, 6\.\d times smaller, the loss is 0\.\d+\n", done.stdout)
     assert (tmp_path / "ckpt" / "strategy" / "manifest.json").exists()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("told", ["all", "by the launcher"])
+def test_a_cluster_specification_starts_roles(told: str, tmp_path: Path) -> None:
+    example = re.findall(r"^```python\n(.*?)^```$", STRATEGIES, re.M | re.S)[1]
+    (tmp_path / "train.py").write_text(example, encoding="utf-8")
+    port = free_port()
+    cluster = {"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
+    tasks = [("worker", 0), ("worker", 1), ("ps", 0)]
+    environments = [
+        {
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}}),
+        }
+        if told == "all"
+        else {"TF_CONFIG": json.dumps({"cluster": cluster}), "OMPI_COMM_WORLD_RANK": str(rank)}
+        for rank, (kind, index) in enumerate(tasks)
+    ]
+    outputs = [done.stdout for done in ranks_of("train.py", 3, tmp_path, environments)]
+    assert [bool(re.fullmatch(r"worker \d: the loss is \d\.\d+\n", o)) for o in outputs] == [
+        1,
+        1,
+        0,
+    ]
+    assert outputs[2] == ""
 
 
 def test_the_figures_of_strategies_are_those_of_their_file() -> None:
