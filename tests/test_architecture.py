@@ -219,6 +219,7 @@ def test_public_names_are_pinned() -> None:
         "TransportError",
         "attach",
         "broadcast",
+        "init_from_tf_config",
         "load_config",
         "open_engine",
         "open_parameter_server",
