@@ -73,6 +73,7 @@ def open_handle(
     strategies: Sequence[str] = (),
     fragments: Mapping[str, int] | None = None,
     exact: Mapping[str, int] | None = None,
+    sparse: bool = False,
     check: Callable[[Config], None] = lambda config: None,
 ) -> Handle:
     """Open an engine as `open_engine` does, for a client of this package.
@@ -87,12 +88,15 @@ def open_handle(
         fragments: By name, which tensors are submitted and waited for together; None if all are.
         exact: By name, how many float32 values are submitted besides, with the last fragment; never
             compressed, and first in the order of parameters.
+        sparse: Whether a module's gradients may be sparse, since it is not they that are submitted.
         check: Raises a CompressaError if this rank can not take part after all, of which the others
             are told.
     """
 
     def check_all(config: Config) -> None:
         check_followed(config.strategy, caller, strategies)
+        if isinstance(tensors, nn.Module) and not sparse:
+            check_dense(tensors)
         check(config)
 
     config, infos, compressors, device_stream, failure = _load(source, tensors, policy, check_all)
@@ -132,8 +136,6 @@ def _load(
         infos = _infos(tensors)
         check_dtypes(infos)
         config = load_config(source, policy=policy)
-        if isinstance(tensors, nn.Module):
-            check_dense(tensors)
         if config.trace.path is not None:
             place_of(config.trace.path)  # where nothing can be written, nothing begins
         device_stream = device_stream_of(_device(config, _values(tensors)))

@@ -51,6 +51,7 @@ def open_local(
         strategies=[strategy.name],
         fragments=fragments,
         exact=exact,
+        sparse=True,
         check=check_all,
     )
     with handle.closed_on_error():

@@ -380,3 +380,26 @@ def saved_and_read(*, config: Any, folder: str) -> list[Any]:
             take_step(strategy, number)
         strategy.sync()
         return [{n: v.tolist() for n, v in saved.items()}, read, values_of(model)]
+
+
+def embedded(*, config: Any, steps: int) -> list[Any]:
+    """Train an embedding whose gradients are sparse; return the loss at first and in the end."""
+    torch.manual_seed(dist.get_rank())
+    model = nn.EmbeddingBag(50, 1, mode="sum", sparse=True)
+    with torch.no_grad():
+        model.weight.zero_()
+    truth = torch.linspace(-1, 1, 50)[:, None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    losses = []
+    with compressa.attach(model, optimizer, config) as strategy:
+        for _ in range(steps):
+            words = torch.randint(50, (16, 3))
+            loss = (strategy.model(words) - truth[words].sum(1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            assert model.weight.grad is not None
+            assert model.weight.grad.is_sparse
+            strategy.step()
+            losses.append(float(loss.detach()))
+        strategy.sync()
+    return [sum(losses[:5]), sum(losses[-5:])]

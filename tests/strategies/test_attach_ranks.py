@@ -10,6 +10,7 @@ import pytest
 from _attached import (
     attached,
     buffers,
+    embedded,
     every_step,
     go_on,
     history,
@@ -231,3 +232,9 @@ def test_what_ranks_tell_in_meetings_is_never_compressed(two: Group) -> None:
     to = {"compressor": "onebit", "dense_below": {"elems": 0}}
     found = two.run(switched, config=config, to=to)
     assert same(found) == ["int8", "none", "onebit"]
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "gossip", "hogwild", "async", "ad_psgd"])
+def test_sparse_gradients_are_each_rank_s_own(name: str, two: Group) -> None:
+    for first, last in two.run(embedded, config={"strategy": name}, steps=100):
+        assert last < 0.2 * first
