@@ -37,7 +37,9 @@ def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
         )
         yield Mistake(("engine", "recover"), text, (("strategy", "dedicated"),))
     if isinstance(strategy, Async | Bounded | Central):
-        yield from _served_conflicts(config, strategy, uses)
+        yield from _own_exchange(config, strategy, uses)
+    if isinstance(strategy, ADPSGD | Async | Bounded | Central):
+        yield from _session_conflicts(config, strategy)
 
 
 def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
@@ -101,17 +103,23 @@ def _gossip_conflicts(
             yield Mistake(use.feedback_path, text, (("strategy", "name"),))
 
 
-def _served_conflicts(
-    config: Settings, strategy: Async | Bounded | Central, uses: Sequence[Use]
+def _session_conflicts(
+    config: Settings, strategy: ADPSGD | Async | Bounded | Central
 ) -> Iterator[Mistake]:
-    """A server decodes what each rank sends by itself, whenever it comes."""
-    yield from _own_exchange(config, strategy, uses)
+    """What only an engine has, whose steps all ranks take."""
+    place = (("strategy", "name"),)
     if config.warmup.steps:
         text = (
             f"is {config.warmup.steps}, but {strategy.name} keeps one compressor for all steps; "
             "leave it out"
         )
-        yield Mistake(("warmup", "steps"), text, (("strategy", "name"),))
+        yield Mistake(("warmup", "steps"), text, place)
+    if config.trace.path is not None:
+        text = (
+            f"is given, but {strategy.name} has no steps that all ranks take, which a trace is of; "
+            "leave it out"
+        )
+        yield Mistake(("trace", "path"), text, place)
 
 
 def _own_exchange(

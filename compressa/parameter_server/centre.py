@@ -192,7 +192,7 @@ class ShardCentre:
         for view in self._views:
             view.copy_(values)
         count = len(self._ranks)
-        self._clocks = Clocks(count, self._rule, step + 1)
+        self._clocks, self._watched = Clocks(count, self._rule, step + 1), -1
         self._pushed, self._asked, self._begun = [step] * count, [step] * count, step
 
     @property
@@ -292,14 +292,14 @@ class ShardCentre:
 
     def _watch(self) -> None:
         """Nobody waits for longer than the deadline without that some worker does a step."""
-        changes = self._clocks.changes
+        clocks, changes = self._clocks, self._clocks.changes
         if self._watched == changes:
             return
         self._watched = changes
 
         def look() -> None:
-            late = self._clocks.late()
-            if self._clocks.changes == changes and late:
+            late = clocks.late()
+            if self._clocks is clocks and clocks.changes == changes and late:
                 ranks = tuple(self._ranks[worker] for worker in late)
                 text = f"{self._what}: no worker has done a step within {self._deadline_s:g} s"
                 self._programs.fail(Timeout(ranks, f"{text}, and others wait for ranks {ranks}"))

@@ -95,13 +95,14 @@ def test_who_averages_parameters_goes_on_without_a_lost_rank() -> None:
         load_config({"strategy": own, **beside})
 
 
-@pytest.mark.parametrize("name", ["async", "bounded", "central"])
-def test_servers_take_what_they_can_decode_by_itself(name: str) -> None:
+@pytest.mark.parametrize("name", ["ad_psgd", "async", "bounded", "central"])
+def test_who_does_not_wait_takes_what_is_decoded_by_itself(name: str) -> None:
     load_config({"strategy": name, "compressor": "topk"})
     for beside, said in (
         ({"compressor": "powersgd"}, "powersgd exchanges in rounds of its own, with all ranks"),
         ({"exchange": {"kind": "all_gather"}}, f"{name} has an exchange of its own"),
         ({"warmup": {"steps": 10}}, "keeps one compressor for all steps"),
+        ({"trace": {"path": "trace.json"}}, "has no steps that all ranks take"),
     ):
         with pytest.raises(ConfigError) as refused:
             load_config({"strategy": name, **beside})
