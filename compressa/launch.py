@@ -76,7 +76,8 @@ def role_of(description: str, environment: Mapping[str, str]) -> Role:
         what = f"has tasks of the kind {min(unknown)!r}" if unknown else "has nobody who trains"
         raise ConfigError(f"{_VARIABLE} {what}; kinds are chief, worker, ps and evaluator; {_HELP}")
     address = cluster[tasks[0][0]][0]
-    if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdigit():
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"{_VARIABLE} has the address {address!r}; give host:port")
     rank = _launched(environment, len(tasks)) if place is None else None
     if place is not None:
@@ -132,12 +133,12 @@ def init_from_tf_config(
 def _launched(environment: Mapping[str, str], size: int) -> int:
     for name in _RANKS:
         if name in environment:
-            rank = int(environment[name])
-            if not 0 <= rank < size:
+            text = environment[name]
+            if not text.isdecimal() or int(text) >= size:
                 raise ConfigError(
-                    f"{name} = {rank}, and {_VARIABLE} has {size} tasks; start as many processes"
+                    f"{name} = {text}, and {_VARIABLE} has {size} tasks; start as many processes"
                 )
-            return rank
+            return int(text)
     raise ConfigError(
         f'{_VARIABLE} has no "task", and no launcher has set {", ".join(_RANKS)}; {_HELP}'
     )

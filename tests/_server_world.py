@@ -92,7 +92,7 @@ class LoopbackSession:
         if error is not None:
             self.fail(error)
 
-    def close(self) -> None:
+    def close(self, wait_s: float = 0.0) -> None:
         self.closed = True
 
     def _post(self, event: Any) -> None:

@@ -119,6 +119,7 @@ FLOORS = {
         "config",
         "engine",
         "hooks",
+        "optim",
         "overlap",
         "parameter_server",
     },

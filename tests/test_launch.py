@@ -51,7 +51,10 @@ def test_without_servers_all_who_train_keep_values() -> None:
         ({"cluster": {"workers": ["a:1"]}}, {"RANK": "0"}, "tasks of the kind 'workers'"),
         ({"cluster": {"ps": ["a:1"]}}, {"RANK": "0"}, "has nobody who trains"),
         ({"cluster": {"worker": ["a"]}}, {"RANK": "0"}, "give host:port"),
+        ({"cluster": {"worker": ["grpc://a:1"]}}, {"RANK": "0"}, "give host:port"),
+        ({"cluster": {"worker": ["a:99999"]}}, {"RANK": "0"}, "give host:port"),
         ({"cluster": {"worker": ["a:1"]}}, {}, "no launcher has set"),
+        ({"cluster": {"worker": ["a:1"]}}, {"RANK": "abc"}, "RANK = abc"),
         ({"cluster": {"worker": ["a:1"]}}, {"RANK": "1"}, "start as many processes"),
         (
             {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}},

@@ -11,7 +11,6 @@ from compressa.config.strategy_sections import ADPSGD, EASGD, SGP, Async, Bounde
 from compressa.config.uses import TYPICAL_ELEMS, Use
 
 _LOSES_LITTLE = 0.5  # of the square of a vector
-_STAY = ("overlapped", "hogwild")  # who can not go on without a lost rank
 
 
 def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
@@ -53,7 +52,7 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
             "momentum is each rank's optimizer's; leave it out"
         )
         yield Mistake(("momentum", "factor"), text, place)
-    if config.engine.recover and name in _STAY:
+    if config.engine.recover and name == "hogwild":
         text = (
             f'is true, but strategy.name = "{name}" can not go on without a lost rank; leave it '
             "out, and go on from a checkpoint"
@@ -120,6 +119,9 @@ def _session_conflicts(
             "leave it out"
         )
         yield Mistake(("trace", "path"), text, place)
+    if config.schedule.server_bits_per_s is not None:
+        text = f"gives slots to workers that push together, and under {strategy.name} they do not"
+        yield Mistake(("schedule", "server_bits_per_s"), f"{text}; leave it out", place)
 
 
 def _own_exchange(
@@ -134,9 +136,11 @@ def _own_exchange(
         if why:
             text = f'is "{use.name}", but strategy.name = "{name}", and {why}; use another one'
             yield Mistake((*use.path, "name"), text, place)
-    if config.exchange.kind != "auto":
-        text = f'is "{config.exchange.kind}", but {name} has an exchange of its own; use "auto"'
-        yield Mistake(("exchange", "kind"), text, place)
+    for setting in ("kind", "algorithm"):
+        value = getattr(config.exchange, setting)
+        if value != "auto":
+            text = f'is "{value}", but {name} has an exchange of its own; use "auto"'
+            yield Mistake(("exchange", setting), text, place)
 
 
 def _fault_by_itself(use: Use, *, shares: bool) -> str:

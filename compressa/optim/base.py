@@ -143,7 +143,10 @@ class CompressedOptimizer(torch.optim.Optimizer):
         with self.handle.closed_on_error():
             check_step(self._caller, self, self._names, self._trained)
             self._compare()
+            frozen = [(p, p.clone()) for p in self._trained.values() if not p.requires_grad]
             self._step([self._part(group) for group in self.param_groups])
+            for parameter, before in frozen:
+                parameter.copy_(before)
         for group in self.param_groups:
             group["step"] += 1
         return loss

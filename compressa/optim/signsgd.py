@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from compressa.config import Config, Source
-from compressa.errors import ConfigError
+from compressa.errors import ConfigError, StateError
 from compressa.optim.base import CompressedOptimizer, Parameters
 from compressa.optim.configuration import Wanted, compressors_of
 from compressa.optim.parts import Part
@@ -64,6 +64,13 @@ class SignSGD(CompressedOptimizer):
         return outside(group, "momentum", 0.0, 1.0)
 
     def _step(self, parts: Sequence[Part]) -> None:
+        for name, parameter in self._trained.items():
+            if parameter.requires_grad and parameter.grad is None:
+                raise StateError(
+                    f"{self._caller}.step: the parameter {name!r} has no gradient, and the sign of "
+                    "nothing would move it; use it in the loss, or freeze it "
+                    "(requires_grad_(False)) on all ranks"
+                )
         for part in parts:
             self._remember(part)
         self._average(parts, lambda part: part.grads)

@@ -100,7 +100,8 @@ class ShardCentre:
         self._early: dict[int, dict[int, _Update]] = {}  # s = 0: by step and worker
         self._jobs: deque[tuple[str, Callable[[], None], Callable[[], None]]] = deque()
         self._busy = False
-        self._watched = -1
+        self._unanswered: set[int] = set()
+        self._watching, self._moved_s = False, 0.0
 
     def announce(self, worker: int, wired_step: int, rate: float = 1.0) -> int:
         """A worker will push a step.
@@ -118,8 +119,9 @@ class ShardCentre:
         """
         due = self._pushed[worker] + 1
         step = unwrapped(wired_step, due)
-        if not due <= step < due + MOST_AHEAD or self._asked[worker] < due - 1:
+        if not due <= step < due + MOST_AHEAD or worker in self._unanswered:
             raise self._refusal(worker, f"pushes step {wired_step}", f"{due} or later is due")
+        self._unanswered.add(worker)
         self._pushed[worker] = step
         self._rates[worker] = rate
         if worker in self._rooms:
@@ -162,6 +164,7 @@ class ShardCentre:
         if unwrapped(wired_step, pushed) != pushed or self._asked[worker] == pushed:
             raise self._refusal(worker, f"pulls step {wired_step}", f"{pushed} was pushed last")
         self._asked[worker] = pushed
+        self._begin_wait()
         self._clocks.wait(worker, pushed)
         self._release()
 
@@ -170,6 +173,11 @@ class ShardCentre:
 
         That counts as a step of all.
         """
+        if worker in self._unanswered:
+            raise self._refusal(
+                worker, "asks to meet", f"step {self._pushed[worker]} is to be pulled"
+            )
+        self._begin_wait()
         self._clocks.meet(worker)
         self._add_complete()
         self._release()
@@ -192,7 +200,7 @@ class ShardCentre:
         for view in self._views:
             view.copy_(values)
         count = len(self._ranks)
-        self._clocks, self._watched = Clocks(count, self._rule, step + 1), -1
+        self._clocks = Clocks(count, self._rule, step + 1)
         self._pushed, self._asked, self._begun = [step] * count, [step] * count, step
 
     @property
@@ -231,16 +239,16 @@ class ShardCentre:
         lambda_ = self._rule.delay_compensation
         view = self._views[worker] if lambda_ else None
         context = StepContext(update.step, self._epoch)
-        self._updates.add(
-            update.payload, self.values, weight, context, worker, view, lambda_ / update.rate
-        )
+        compensation = lambda_ / update.rate if update.rate else 0.0
+        self._updates.add(update.payload, self.values, weight, context, worker, view, compensation)
         self._taken += 1
 
     def _add_complete(self) -> None:
         """Add the updates of the next step, if as many as count are there."""
         step = min(self._early, default=0)
         there = self._early.get(step, {})
-        if len(there) < self._clocks.counted:
+        counted = there.keys() & set(self._clocks.workers)  # some may have left since
+        if not there or len(counted) < self._clocks.counted:
             return
         updates = [there[worker] for worker in sorted(there)]
         del self._early[step]
@@ -258,6 +266,7 @@ class ShardCentre:
         """Updates were taken: others may have waited for that."""
         for update in updates:
             self._clocks.advance(update.worker, update.step)
+        self._moved_s = self._programs.session.now_s()
         self._release()
 
     def _release(self) -> None:
@@ -271,8 +280,6 @@ class ShardCentre:
                 due = self._pushed[worker] + 1
                 self._pushed[worker] = self._asked[worker] = step
                 self._queue("values", *self._answering(worker, due, step, whole=True))
-        elif self._clocks.waiting:
-            self._watch()
 
     def _answering(
         self, worker: int, step: int, front: int, *, whole: bool = False
@@ -288,21 +295,29 @@ class ShardCentre:
             self._seen[worker] = self._taken
 
         most_bytes = self._answers.whole_bytes if whole else self._answers.wire_bytes
-        return encode, lambda: self._answer(worker, step, payload, most_bytes)
 
-    def _watch(self) -> None:
-        """Nobody waits for longer than the deadline without that some worker does a step."""
-        clocks, changes = self._clocks, self._clocks.changes
-        if self._watched == changes:
-            return
-        self._watched = changes
+        def answer() -> None:
+            self._unanswered.discard(worker)
+            self._answer(worker, step, payload, most_bytes)
 
-        def look() -> None:
-            late = clocks.late()
-            if self._clocks is clocks and clocks.changes == changes and late:
-                ranks = tuple(self._ranks[worker] for worker in late)
-                text = f"{self._what}: no worker has done a step within {self._deadline_s:g} s"
-                self._programs.fail(Timeout(ranks, f"{text}, and others wait for ranks {ranks}"))
+        return encode, answer
 
+    def _begin_wait(self) -> None:
+        """Somebody waits; if nobody does a step meanwhile, not for longer than the deadline."""
         session = self._programs.session
-        session.call_at(session.now_s() + self._deadline_s, look)
+        if not self._clocks.waiting:
+            self._moved_s = session.now_s()
+        if not self._watching:
+            self._watching = True
+            session.call_at(self._moved_s + self._deadline_s, self._look)
+
+    def _look(self) -> None:
+        session, late = self._programs.session, self._clocks.late()
+        due_s = self._moved_s + self._deadline_s
+        self._watching = self._clocks.waiting and session.now_s() < due_s
+        if self._watching:
+            session.call_at(due_s, self._look)
+        elif late:
+            ranks = tuple(self._ranks[worker] for worker in late)
+            text = f"{self._what}: no worker has done a step within {self._deadline_s:g} s"
+            self._programs.fail(Timeout(ranks, f"{text}, and others wait for ranks {ranks}"))

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+from compressa.config.strategy_sections import Weighting
 from compressa.errors import ConfigError
-
-Weighting = Literal["mean", "sum", "staleness"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,6 @@ class Clocks:
         workers: How many there are.
         consistency: How far they may be apart.
         first_step: The first step.
-
-    Attributes:
-        changes: How often a worker was heard of.
     """
 
     def __init__(self, workers: int, consistency: Consistency, first_step: int) -> None:
@@ -77,7 +72,6 @@ class Clocks:
         self._at = dict.fromkeys(range(workers), first_step - 1)
         self._waiting: dict[int, int] = {}
         self._met: set[int] = set()
-        self.changes = 0
 
     @property
     def front(self) -> int:
@@ -107,8 +101,8 @@ class Clocks:
 
     def advance(self, worker: int, step: int) -> None:
         """Note that the update of a step was taken, or dropped as too late."""
-        self._at[worker] = step
-        self.changes += 1
+        if worker in self._at:  # what it sent before it left may come later
+            self._at[worker] = step
 
     def wait(self, worker: int, step: int) -> None:
         """Note that a worker waits for the answer to a step."""
@@ -117,14 +111,12 @@ class Clocks:
     def meet(self, worker: int) -> None:
         """Note that a worker goes no further until all have come; it holds nobody up."""
         self._met.add(worker)
-        self.changes += 1
 
     def leave(self, worker: int) -> None:
         """Forget a worker, which will do no more steps."""
         self._at.pop(worker, None)
         self._waiting.pop(worker, None)
         self._met.discard(worker)
-        self.changes += 1
 
     def released(self) -> list[tuple[int, int]]:
         """Take those out who wait no longer, with the steps that they are answered."""

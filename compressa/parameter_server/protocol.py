@@ -123,7 +123,7 @@ class Request:
                 f"rank {sender} sends a request of epoch {its_epoch} and {len(text)} bytes that "
                 f"names {count} keys, in epoch {epoch}"
             )
-        if not 0 < rate < math.inf:
+        if not 0 <= rate < math.inf:
             raise PayloadError(f"rank {sender} sends a request with a learning rate of {rate}")
         keys = struct.unpack_from(f"<{count}I", text, _HEAD.size)
         return cls(Kind(kind), epoch, step, keys, rate)
@@ -303,4 +303,9 @@ class Updates:
 
     def waited(self, step: int) -> None:
         """Note that the answer to a pull is there, or that all have met after it."""
-        self.pushed, self._answered, self._asked = max(self.pushed, step), step, False
+        self.restart(max(self.pushed, step))
+        self._answered = step
+
+    def restart(self, step: int) -> None:
+        """Go on as if this step had been answered last."""
+        self.pushed, self._answered, self._asked = step, step, False

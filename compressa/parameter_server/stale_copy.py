@@ -104,8 +104,8 @@ class StaleCopy:
                 self._depart(rate)
             self.land()
 
-    def meet(self, rate: float = 1.0) -> None:
-        """Send what was not sent, wait for all workers, and go on from the same values. Collective.
+    def finish(self, rate: float = 1.0) -> None:
+        """Send what was not sent, and wait for the answer.
 
         Raises:
             CompressaError: As `land`.
@@ -115,6 +115,14 @@ class StaleCopy:
         if self.clock > self._left:
             self._depart(rate)
             self.land()
+
+    def meet(self, rate: float = 1.0) -> None:
+        """Send what was not sent, wait for all workers, and go on from the same values. Collective.
+
+        Raises:
+            CompressaError: As `land`.
+        """
+        self.finish(rate)
         self._worker.wait(self._worker.meet(self._way))
         self.clock = self.front = self._left = min(map(self._worker.front, self._keys))
         for own, began, came in zip(self.own, self._began, self._way, strict=True):

@@ -14,7 +14,7 @@ from compressa.aggregators.base import State, World
 from compressa.collectives.base import Exchange, Program
 from compressa.engine.measuring.stats import Overlap, Stats
 from compressa.engine.session import CLOSE_S, Session
-from compressa.errors import StateError
+from compressa.errors import CompressaError, StateError
 from compressa.parameter_server.answering import AnswerCoder
 from compressa.parameter_server.centre_client import CentreClient
 from compressa.parameter_server.client import ShardClient
@@ -239,10 +239,16 @@ class Worker:
         """
         for view, vector in zip(self._views, values, strict=True):
             view.copy_(vector)
-        for window in self._windows:
-            window.waited(step)
+        for kept in (*self._windows, *self._clients):
+            assert isinstance(kept, Updates | CentreClient), "servers keep values"
+            kept.restart(step)
         if self.server is not None:
             self.server.restart(values, step)
+
+    @property
+    def failure(self) -> CompressaError | None:
+        """Why it can do nothing any more, if so."""
+        return self._programs.error
 
     @property
     def session(self) -> Session:

@@ -28,7 +28,7 @@ from compressa.parameters import ParameterInfo
 from compressa.schedulers import Transfer
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.local import average
-from compressa.strategies.packing import FlatCopies, Packed, pack
+from compressa.strategies.packing import FlatCopies, Packed, check_alike, pack
 from compressa.strategies.pairs import Pairs, pairs_of
 from compressa.strategies.refusals import check_host, check_local, check_memory
 from compressa.strategies.surviving import Surviving
@@ -83,8 +83,7 @@ class PairAveraging(Surviving, Strategy):
     @torch.no_grad()
     def sync(self) -> None:
         """Have all ranks go on from the mean of all, which is brought uncompressed."""
-        if not self._united:
-            self._surviving(self._meet, again=True)
+        self._surviving(self._meet, again=True)  # others may have taken steps since the last one
 
     def _exchange(self) -> None:
         self._programs.check()
@@ -133,8 +132,9 @@ class PairAveraging(Surviving, Strategy):
     def load(self, path: str | Path) -> None:
         """Begin with the model's parameters as they are now, after as many steps as were saved."""
         self._pairs.wait()
+        self._flat.take()
+        check_alike(self.session, self._flat.vectors)
         self._steps = saving.load(self, Path(path))[0]
-        self._flat.gather()
         self._go_on_from(self._flat.vectors)
         self._call_on_all("strategy.load, values")
 
@@ -144,14 +144,17 @@ class PairAveraging(Surviving, Strategy):
         return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap(deferring=False))
 
     def close(self) -> None:
-        """Answer until all ranks close, and end all threads; the model and the optimizer stay."""
+        """Answer until all ranks close, for `exchange.deadline_s` at most, and end all threads."""
         try:
-            if self._programs.error is None and not self._closed:
-                self._pairs.wait()
-                self.session.call_on_all("strategy.close", str)
+            self._surviving(self._say_goodbye, again=True)
         finally:
             self._closed = True
             self.session.close()
+
+    def _say_goodbye(self) -> None:
+        if not self._closed and (self._programs.error is None or self._recovers):
+            self._pairs.wait()
+            self._call_on_all("strategy.close")
 
     def _take_over(self) -> None:
         self._flat.gather()

@@ -33,7 +33,7 @@ from compressa.parameter_server.opening import open_job
 from compressa.parameter_server.stale_copy import StaleCopy
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.local import average
-from compressa.strategies.packing import FlatCopies, Packed, pack
+from compressa.strategies.packing import FlatCopies, Packed, check_alike, pack
 from compressa.strategies.refusals import check_host, check_local, check_memory
 from compressa.strategies.surviving import Surviving
 
@@ -65,12 +65,15 @@ class Stale(Surviving, Strategy):
         Surviving.__init__(self, training)
         self.worker, self._again, self._config = worker, again, training.config
         self._flat, self._names = FlatCopies(training.model, keys), [k.info.name for k in keys]
-        self._consistency, self._united = consistency, True
+        self._consistency, self._united, self._closed = consistency, True, False
         self._copy = self._copied(-1)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close it; after an error without waiting for the other ranks."""
-        self.worker.__exit__(None if error is None else type(error), error, trace)
+        if error is None:
+            self.close()
+        else:
+            self.worker.end()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -83,8 +86,7 @@ class Stale(Surviving, Strategy):
     @torch.no_grad()
     def sync(self) -> None:
         """Wait until all ranks have called it, and go on from what servers keep."""
-        if not self._united:
-            self._surviving(self._meet, again=True)
+        self._surviving(self._meet, again=True)  # others may have taken steps since the last one
 
     def _exchange(self) -> None:
         rate, landings = self._rate, self._copy.landings
@@ -133,8 +135,9 @@ class Stale(Surviving, Strategy):
     def load(self, path: str | Path) -> None:
         """Take back what `save` has written; begin with the model's parameters as they are now."""
         self._check_saving("load")
+        self._flat.take()
+        check_alike(self.worker.session, self._flat.vectors)
         step = saving.load(self.worker, Path(path))[0] - 1
-        self._flat.gather()
         self.worker.restart(self._flat.vectors, step)
         self._copy = self._copied(step)
         self.worker.session.call_on_all("strategy.load, values", str)
@@ -144,7 +147,18 @@ class Stale(Surviving, Strategy):
         return self.worker.stats()
 
     def close(self) -> None:
-        """Wait until all ranks close, and end all threads; the model and the optimizer stay."""
+        """Send what was not sent, wait until all ranks close, and end all threads."""
+        self._surviving(self._say_goodbye, again=True)
+
+    def _say_goodbye(self) -> None:
+        failure = self.worker.failure
+        if failure is not None and self._recovers:
+            raise failure
+        if failure is None and not self._closed:
+            with torch.no_grad():
+                self._flat.gather()
+                self._copy.finish(self._rate)
+        self._closed = True
         self.worker.close()
 
     def _copied(self, step: int) -> StaleCopy:
@@ -167,6 +181,7 @@ class Stale(Surviving, Strategy):
     def _rate(self) -> float:
         if not self._consistency.delay_compensation:
             return 1.0
+        _check_plain(self.optimizer)
         return float(self.optimizer.param_groups[0]["lr"])
 
 
@@ -282,11 +297,19 @@ def _open(
 
 def _check(training: Training, consistency: Consistency) -> None:
     check_host(training)
-    groups, optimizer = training.optimizer.param_groups, training.optimizer
-    plain = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in groups)
-    if consistency.delay_compensation and (not plain or len({g["lr"] for g in groups}) != 1):
+    if consistency.delay_compensation:
+        _check_plain(training.optimizer)
+
+
+def _check_plain(optimizer: torch.optim.Optimizer) -> None:
+    groups = optimizer.param_groups
+    besides = ("momentum", "weight_decay", "dampening", "nesterov", "maximize")
+    plain = isinstance(optimizer, torch.optim.SGD) and not any(
+        g[b] for g in groups for b in besides
+    )
+    if not plain or len({float(group["lr"]) for group in groups}) != 1:
         raise ConfigError(
             "strategy.delay_compensation takes an update for minus the gradient times the learning "
-            "rate, which only SGD without momentum and with one rate makes; use that, or leave it "
-            "out"
+            "rate, which only SGD without momentum or weight decay and with one rate makes; use "
+            "that, or leave it out"
         )

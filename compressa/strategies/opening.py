@@ -11,8 +11,9 @@ from torch import nn
 
 from compressa.config import Source, load_config
 from compressa.engine.start.process_groups import group_or_world
-from compressa.errors import CompressaError
+from compressa.errors import CompressaError, StateError
 from compressa.hooks.opening import open_handle
+from compressa.optim.base import CompressedOptimizer
 from compressa.strategies.ad_psgd import open_ad_psgd
 from compressa.strategies.base import Strategy, Training
 from compressa.strategies.bounded import open_async, open_bounded, open_central
@@ -90,6 +91,11 @@ def attach(
     except CompressaError:
         open_handle(_CALLER, config, model, ranks)  # tells the other ranks, and raises it
         raise
+    if isinstance(optimizer, CompressedOptimizer):
+        raise StateError(
+            f"{_CALLER}: compressa.optim.{type(optimizer).__name__} does its ranks' communication "
+            "in its own step; use it alone, without attach"
+        )
     name = _USUAL if settings.strategy is None else settings.strategy.name
     training = Training(model, optimizer, config, settings, ranks, scaler, _CALLER)
     return OPENERS[name](training)

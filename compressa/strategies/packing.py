@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,8 @@ from torch import nn
 
 from compressa.compressor import Granularity
 from compressa.config import Config, assign, parameter_infos
+from compressa.engine.session import Session
+from compressa.errors import StateError
 from compressa.overlap.opening import trained
 from compressa.parameter_server.coding import Coding, coding_of
 from compressa.parameters import ParameterInfo, as_real
@@ -40,7 +43,9 @@ def pack(config: Config, model: nn.Module) -> list[Packed]:
     Raises:
         ConfigError: A server can not add up what a compressor sends.
     """
-    infos, statistics = [p for p in parameter_infos(model) if p.elems], statistics_of(model)
+    infos = [p for p in parameter_infos(model) if p.elems]
+    # Constants such as a mask of infinities differ on no rank, and have no differences.
+    statistics = {n: b for n, b in statistics_of(model).items() if bool(b.isfinite().all())}
     if statistics:
         elems = sum(buffer.numel() for buffer in statistics.values())
         infos.append(ParameterInfo(len(infos), "buffers", (elems,), exact=True))
@@ -66,6 +71,8 @@ def _packed(number: int, members: Sequence[tuple[ParameterInfo, Coding]]) -> Pac
 class FlatCopies:
     """What a model's ranks share, as the vectors of keys, float32, 1-D.
 
+    Of parameters of 16 bits, vectors know more digits: only what training changes in them is taken.
+
     Args:
         model: The model, on the CPU.
         keys: From `pack`.
@@ -86,20 +93,57 @@ class FlatCopies:
             vector.view(key.info.shape)
             for key, vector in zip(self._keys, self.vectors, strict=True)
         ]
-        self.gather()
+        known = {**self.parameters, **statistics_of(model)}
+        self._split = {
+            key.info.name: vector.split([known[name].numel() for name in key.names])
+            for key, vector in zip(self._keys, self.vectors, strict=True)
+        }
+        self._seen: dict[str, torch.Tensor] = {}
+        self.take()
+
+    def take(self) -> None:
+        """Copy parameters to vectors."""
+        for name, parameter, part in self._parts():
+            part.copy_(parameter.reshape(-1))
+            self._seen[name] = part.clone() if parameter.itemsize < part.itemsize else part
 
     def gather(self) -> None:
-        """Copy parameters to vectors."""
-        for parameter, part in self._pairs():
-            part.copy_(parameter.reshape(-1))
+        """Do to vectors what was done to parameters since they were the same."""
+        for name, parameter, part in self._parts():
+            seen = self._seen[name]
+            if seen is part:
+                part.copy_(parameter.reshape(-1))
+            else:
+                now = parameter.reshape(-1).float()
+                part.add_(now - seen)
+                seen.copy_(now)
 
     def scatter(self) -> None:
         """Copy vectors to parameters."""
-        for parameter, part in self._pairs():
+        for name, parameter, part in self._parts():
             parameter.copy_(part.view(parameter.shape))
+            if self._seen[name] is not part:
+                self._seen[name].copy_(parameter.reshape(-1))
 
-    def _pairs(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        for key, vector in zip(self._keys, self.vectors, strict=True):
+    def _parts(self) -> Iterable[tuple[str, torch.Tensor, torch.Tensor]]:
+        for key in self._keys:
             known = statistics_of(self._model) if key.info.exact else self.parameters
             owners = [known[name] for name in key.names]
-            yield from zip(owners, vector.split([p.numel() for p in owners]), strict=True)
+            parts = self._split[key.info.name]
+            yield from zip(key.names, owners, parts, strict=True)
+
+
+def check_alike(session: Session, vectors: Iterable[torch.Tensor]) -> None:
+    """Refuse to go on from values that are not the same on all ranks. Collective.
+
+    Raises:
+        StateError: They differ; on every rank.
+    """
+    digest = hashlib.sha256()
+    for vector in vectors:
+        digest.update(vector.numpy().data)
+    if len(set(session.all_gather(digest.digest(), "strategy.load, digests"))) > 1:
+        raise StateError(
+            "strategy.load: ranks hold different parameters or buffers; load the model's state on "
+            "all of them first"
+        )

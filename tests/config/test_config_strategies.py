@@ -103,6 +103,8 @@ def test_who_does_not_wait_takes_what_is_decoded_by_itself(name: str) -> None:
         ({"exchange": {"kind": "all_gather"}}, f"{name} has an exchange of its own"),
         ({"warmup": {"steps": 10}}, "keeps one compressor for all steps"),
         ({"trace": {"path": "trace.json"}}, "has no steps that all ranks take"),
+        ({"exchange": {"algorithm": "ring"}}, f"{name} has an exchange of its own"),
+        ({"schedule": {"server_bits_per_s": 1e9}}, "gives slots to workers that push together"),
     ):
         with pytest.raises(ConfigError) as refused:
             load_config({"strategy": name, **beside})

@@ -383,6 +383,61 @@ def test_a_worker_pushes_after_the_answer_only() -> None:
         worker.pull("counts", step=1)
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_update_that_comes_after_its_worker_left_holds_nobody_up(staleness: int) -> None:
+    world = counting(3, Consistency(staleness), servers=[0])
+    leaver = world.workers[1]
+    leaver.push("counts", torch.ones(3))
+    leaver._tell(Kind.CLOSE, 0, ())
+    copies = [StaleCopy(w, ["counts"], [torch.zeros(3)], staleness) for w in world.workers]
+    for _ in range(6):
+        for worker in (0, 2):
+            count(worker, copies[worker])
+            copies[worker].advance()
+        world.loopback.clock.run()
+        for worker in (0, 2):
+            assert world.sessions[worker].error is None
+            copies[worker].land()
+            assert not copies[worker].behind
+
+
+def test_a_rate_of_zero_is_one() -> None:
+    rule = Consistency(math.inf, delay_compensation=0.5)
+    world = counting(3, rule, servers=1, colocated=False)
+    copy = StaleCopy(world.workers[0], ["counts"], [torch.zeros(2)], math.inf)
+    copy.advance(0.0)
+    world.loopback.clock.run()
+    copy.land()
+    world.raise_failure()
+
+
+def test_waiting_takes_one_timer_however_many_steps_there_are() -> None:
+    world, timers = counting(2, Consistency(0)), []
+    for session in world.sessions:
+        session.call_at = lambda time_s, event: timers.append(event)  # type: ignore[method-assign]
+    Run(world, count, 200, lambda worker: 0.01)
+    assert len(timers) == len(world.job.table.shards)
+
+
+def test_servers_go_back_to_earlier_values_and_steps() -> None:
+    world = counting(2, Consistency(1))
+    run = Run(world, count, 6, lambda worker: 1.0)
+    for copy, meeting in zip(run.copies, run.meetings, strict=True):
+        copy._worker.wait(meeting)
+    for worker in world.workers:
+        worker.restart([torch.zeros(2)], 2)
+    copies = [StaleCopy(w, ["counts"], [torch.zeros(2)], 1, 2) for w in world.workers]
+    for _ in range(3):
+        for worker, copy in enumerate(copies):
+            count(worker, copy)
+            copy.advance()
+        world.loopback.clock.run()
+        for copy in copies:
+            copy.land()
+    world.raise_failure()
+    assert all(copy.clock == 5 for copy in copies)
+
+
 def test_who_leaves_is_not_waited_for() -> None:
     world = counting(3, Consistency(2), servers=1)
     world.workers[0]._say_goodbye()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from _averaging_oracle import MOMENTUM, RATE, SHAPES, batch, initial
 from torch import nn
 
 import compressa
+import compressa.optim
 from compressa.strategies.base import EngineStrategy
 from compressa.strategies.bounded import Stale
 
@@ -173,6 +175,8 @@ def attached(*, config: Any, kind: str = "regression", rate: float = RATE) -> No
         model.requires_grad_(False)
     elif kind == "another optimizer":
         optimizer = sgd(Regression())
+    elif kind == "compressed":
+        optimizer = compressa.optim.SignSGD(model.parameters(), lr=rate)
     elif kind == "plain":
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     mine = config if kind != "differs" or dist.get_rank() else {"compressor": "nonsense"}
@@ -403,3 +407,101 @@ def embedded(*, config: Any, steps: int) -> list[Any]:
             losses.append(float(loss.detach()))
         strategy.sync()
     return [sum(losses[:5]), sum(losses[-5:])]
+
+
+class Masked(nn.Module):
+    """With a buffer of infinities, which is a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) @ torch.softmax(self.mask, 1)
+        return result
+
+
+def masked(*, config: Any) -> bool:
+    """Train; return whether all is as finite as it was."""
+    model = Masked()
+    before = model.mask.clone()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(4):
+            take_step(strategy, number)
+        strategy.sync()
+    return bool(torch.equal(model.mask, before) and model.layer.weight.isfinite().all())
+
+
+def small_steps(*, config: Any, dtype: str, steps: int) -> list[float]:
+    """Rank 0 takes steps that 16 bits round away from what all average; return where it ends."""
+    model = nn.Linear(1, 1, bias=False).to(getattr(torch, dtype))
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with compressa.attach(model, optimizer, config) as strategy:
+        for _ in range(steps):
+            model.weight.grad = torch.full_like(model.weight, -(2.0**-7) * (dist.get_rank() == 0))
+            strategy.step()
+        strategy.sync()
+        return [float(model.weight)]
+
+
+def uneven(*, config: Any) -> list[Any]:
+    """Only rank 1 takes steps between two calls of sync; return where all are then."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        take_step(strategy, 0)
+        strategy.sync()
+        if dist.get_rank():
+            take_step(strategy, 1)
+        strategy.sync()
+        return [values_of(model)]
+
+
+def left_early(*, config: Any) -> list[float]:
+    """Rank 0 adds ten steps of one and leaves; return what the others hold after `sync`."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with compressa.attach(model, optimizer, config) as strategy:
+        if dist.get_rank() == 0:
+            for _ in range(10):
+                model.weight.grad = -torch.ones_like(model.weight)
+                strategy.step()
+    if dist.get_rank() == 0:
+        return [10.0]
+    return [float(model.weight)]
+
+
+def gone_back(*, config: Any, folder: str) -> list[Any]:
+    """Load an earlier checkpoint in the same run; return both ways from there."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        ends = []
+        for number in range(3):
+            take_step(strategy, number)
+        strategy.sync()
+        strategy.save(folder)
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+        momenta = copy.deepcopy(strategy.optimizer.state_dict())
+        for again in range(2):
+            if again:
+                model.load_state_dict(kept)
+                strategy.optimizer.load_state_dict(momenta)
+                strategy.load(folder)
+            for number in range(3, 6):
+                take_step(strategy, number)
+            strategy.sync()
+            ends.append(values_of(model))
+        return ends
+
+
+def loaded_on_one_rank(*, config: Any, folder: str) -> None:
+    """Load a checkpoint where only one rank has loaded the model."""
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        strategy.save(folder)
+        with torch.no_grad():
+            model.first.add_(dist.get_rank())
+        strategy.load(folder)

@@ -9,13 +9,19 @@ import numpy as np
 import pytest
 from _attached import (
     attached,
+    gone_back,
     history,
+    left_early,
+    loaded_on_one_rank,
     lost,
+    masked,
     resumed,
     running_means,
     saved_apart,
     served,
+    small_steps,
     trains_not,
+    uneven,
 )
 from _averaging_oracle import trained
 from _ranks import Group, Pools, same, settings
@@ -168,3 +174,54 @@ def test_what_does_not_fit_is_refused(
 def test_delays_are_compensated(two: Group) -> None:
     config = {"strategy": {"name": "async", "delay_compensation": 0.04}}
     two.run(attached, config=config, kind="plain", rate=0.01)
+
+
+WAITLESS = [*APART[:3], SYNCHRONOUS[0], {"name": "ad_psgd"}]
+
+
+@pytest.mark.parametrize("strategy", WAITLESS, ids=named)
+def test_a_mask_of_infinities_stays_as_it_is(strategy: dict[str, Any], two: Group) -> None:
+    assert all(two.run(masked, config={"strategy": strategy}))
+
+
+@pytest.mark.parametrize("strategy", [SYNCHRONOUS[0], {"name": "ad_psgd"}], ids=named)
+@pytest.mark.parametrize(("dtype", "steps"), [("bfloat16", 64), ("float16", 8)])
+def test_small_steps_of_16_bits_add_up(
+    strategy: dict[str, Any], dtype: str, steps: int, two: Group
+) -> None:
+    """Each is half of what the format can tell from 1, or less."""
+    found = two.run(small_steps, config={"strategy": strategy}, dtype=dtype, steps=steps)
+    assert same(found)[0] == pytest.approx(1 + steps * 2.0**-7 / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", WAITLESS[:3] + WAITLESS[4:], ids=named)
+def test_ranks_may_take_different_numbers_of_steps_between_syncs(
+    strategy: dict[str, Any], two: Group
+) -> None:
+    same(two.run(uneven, config={"strategy": strategy}))
+
+
+def test_what_a_rank_did_last_is_sent_before_it_leaves(pools: Pools) -> None:
+    for strategy in (
+        {"name": "async", "weighting": "sum"},
+        {"name": "bounded", "weighting": "sum"},
+    ):
+        assert pools.get(3).run(left_early, config={"strategy": strategy})[0] == [10.0]
+
+
+@pytest.mark.parametrize("strategy", [SYNCHRONOUS[0], APART[2], {"name": "ad_psgd"}], ids=named)
+def test_a_run_may_go_back_to_a_checkpoint(
+    strategy: dict[str, Any], two: Group, tmp_path: Path
+) -> None:
+    config = settings("int8", strategy=strategy)
+    for first, again in two.run(gone_back, config=config, folder=str(tmp_path / "one")):
+        assert first == again or strategy != SYNCHRONOUS[0]
+    said = two.refused(loaded_on_one_rank, "StateError", config=config, folder=str(tmp_path / "b"))
+    assert "load the model's state on all of them first" in same(said)
+
+
+def test_an_optimizer_that_communicates_is_refused(two: Group) -> None:
+    for name in ("hook", "local_sgd", "async"):
+        config = {"strategy": name}
+        said = two.refused(attached, "StateError", config=config, kind="compressed")
+        assert "use it alone, without attach" in same(said)
