@@ -4,14 +4,16 @@
     python -m benchmarks exchange    collectives between hosts, beside the speed of the wire
     python -m benchmarks schedule    steps whose communication overlaps, beside their ideal
     python -m benchmarks steps       a whole step: computing, kernels, the wire, and what is left
+    python -m benchmarks diloco      rounds of DiLoCo, ours and torchft's
     torchrun --nproc-per-node 2 -m benchmarks.integrity    what it costs to compare replicas
     torchrun --nproc-per-node 2 -m benchmarks.frames       what it costs to check frames
     torchrun --nproc-per-node 2 -m benchmarks.walk         which calls a step consists of
 
 All stand on `harness`: its rows, targets, tables, ranks and its runner. Each of the first four has
 a `command`, a `run` that measures, its `records`, and `tables`, whose `shown` says what is shown of
-a measurement, at the terminal and by `page`, which writes docs/performance.md. `hosts` has
-testbeds, `timing` and `paired` the clocks.
+a measurement, at the terminal and by `page`, which writes docs/performance.md; the fifth has all of
+these in one file, and stands in docs/strategies.md. `hosts` has testbeds, `timing` and `paired` the
+clocks.
 
 To be run from the root of a clone. Unlike experiments they look into compressa, whose parts they
 measure; nothing of compressa knows them.

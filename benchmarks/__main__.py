@@ -1,9 +1,10 @@
-"""`python -m benchmarks`: measure compressors, exchanges between hosts, schedules and steps."""
+"""`python -m benchmarks`: measure compressors, exchanges, schedules, steps and DiLoCo."""
 
 from __future__ import annotations
 
 import typer
 
+from benchmarks.diloco import diloco
 from benchmarks.exchange.command import exchange
 from benchmarks.kernels.command import kernels
 from benchmarks.schedule.command import schedule
@@ -25,6 +26,9 @@ app.command(
 )(schedule)
 app.command(epilog="Example: python -m benchmarks steps --place 2x1gbit --model mlp --json s.json")(
     steps
+)
+app.command(epilog="Example: python -m benchmarks diloco --link 100mbit --every 20 --rounds 1")(
+    diloco
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.page`: write the figures of docs/performance.md from what is committed.
+"""`python -m benchmarks.page`: write the figures of two pages from what is committed.
+
+They are docs/performance.md and, for `diloco`, docs/strategies.md.
 
 Everything between `<!-- kernels:begin -->` and `<!-- kernels:end -->` comes from the file that
 `python -m benchmarks kernels --json docs/measurements/kernels.json` leaves; targets are those of
@@ -11,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.diloco import DiLoCoMeasurement
+from benchmarks.diloco import shown as diloco_shown
 from benchmarks.exchange.records import ExchangeMeasurement
 from benchmarks.exchange.tables import shown as exchange_shown
 from benchmarks.kernels import Measurement
@@ -24,7 +28,7 @@ from harness.runner import Shown, as_page
 from harness.tables import with_block
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE = DOCS / "performance.md"
+PAGE, STRATEGIES = DOCS / "performance.md", DOCS / "strategies.md"
 MEASUREMENTS = DOCS / "measurements"
 NONE_YET = "No measurement is committed yet.\n"
 
@@ -33,8 +37,12 @@ BLOCKS: dict[str, tuple[type[records.Measurement], Callable[[Any], Shown]]] = {
     "exchange": (ExchangeMeasurement, exchange_shown),
     "schedule": (ScheduleMeasurement, schedule_shown),
     "steps": (StepsMeasurement, steps_shown),
+    "diloco": (DiLoCoMeasurement, diloco_shown),
 }
 """By the name of its comments and of the file: what is read, and what is shown of it."""
+
+PAGES = {PAGE: [name for name in BLOCKS if name != "diloco"], STRATEGIES: ["diloco"]}
+"""The blocks of each page."""
 
 
 def block_of(name: str, folder: Path = MEASUREMENTS) -> str:
@@ -57,21 +65,23 @@ def block_of(name: str, folder: Path = MEASUREMENTS) -> str:
     return "\n".join(parts)
 
 
-def up_to_date(page: str, folder: Path = MEASUREMENTS) -> str:
-    """Return the page's text with the figures that a folder holds.
+def up_to_date(page: Path, folder: Path = MEASUREMENTS) -> str:
+    """Return the text of one of the pages with the figures that a folder holds.
 
     Raises:
         ConfigError: A file there holds no such measurement.
         ValueError: The page lacks the comments of a block.
     """
-    for name in BLOCKS:
-        page = with_block(page, name, block_of(name, folder))
-    return page
+    text = page.read_text(encoding="utf-8")
+    for name in PAGES[page]:
+        text = with_block(text, name, block_of(name, folder))
+    return text
 
 
 def main() -> None:
-    """Bring the page up to date."""
-    PAGE.write_text(up_to_date(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Bring the pages up to date."""
+    for page in PAGES:
+        page.write_text(up_to_date(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from test_bench_schedule import (
 )
 
 from benchmarks.exchange.records import Omitted
-from benchmarks.page import BLOCKS, NONE_YET, PAGE, block_of, up_to_date
+from benchmarks.page import BLOCKS, NONE_YET, PAGE, PAGES, block_of, up_to_date
 from benchmarks.schedule.plan import AUTO, DDP
 from benchmarks.schedule.records import Overhead
 from benchmarks.schedule.training import ELEMS, LAYERS
@@ -45,8 +45,9 @@ def scheduled(folder: Path, **rows: Any) -> str:
 
 
 def test_the_page_has_the_figures_of_the_committed_measurements() -> None:
+    for file in PAGES:
+        assert up_to_date(file) == file.read_text(encoding="utf-8"), "run python -m benchmarks.page"
     page = PAGE.read_text(encoding="utf-8")
-    assert up_to_date(page) == page, "run python -m benchmarks.page"
     assert f"{LAYERS} layers ({ELEMS:,} parameters)" in page
     caps = " and ".join(f"{method.bucket_cap_mb:g}" for method in DDP)
     assert f"buckets of {caps.replace(' and ', ', ', 1)} MB" in page
