@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -261,6 +262,24 @@ def test_the_figures_of_strategies_are_those_of_their_file() -> None:
         seconds = f"{far[name]['elapsed_s']:.1f}" if name in far else "-"
         row = f"| `{name}` | {100 * cell['metrics']['accuracy']:.2f} % | {sent:.1f} | {share:.4f} |"
         assert f"{row} {seconds} |" in STRATEGIES
+
+
+def test_the_losses_of_optimizers_are_those_of_their_file() -> None:
+    file = ROOT / "experiments" / "results" / "optim" / "cells.jsonl"
+    cells = [json.loads(line) for line in file.read_text().splitlines()]
+    losses: dict[str, list[float]] = {}
+    for cell in cells:
+        losses.setdefault(cell["compressor"], []).append(cell["metrics"]["loss"])
+    sent = {cell["compressor"]: cell["sent_bytes"] for cell in cells}
+    best = {name: found for name, found in losses.items() if len(found) == 3}
+    base = fmean(best["adamw-1e-3"])
+    for name, found in best.items():
+        change, share = fmean(found) / base - 1, sent[name] / sent["adamw-1e-3"]
+        row = f"| `{name}` | {fmean(found):.3f} | {change:+.1%} | 1 / {1 / share:.1f} |"
+        assert row in OPTIMIZERS, row
+    for name, found in losses.items():
+        if len(found) == 1:
+            assert f"`{name}` {found[0]:.3f}" in re.sub(r"\s+", " ", OPTIMIZERS), name
 
 
 def test_the_page_of_strategies_names_all_of_them() -> None:
