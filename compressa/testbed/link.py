@@ -22,6 +22,8 @@ _DELAYED = re.compile(r"(?P<rest>[^+]*?)\s*\+\s*(?P<ms>\d+(\.\d+)?)\s*ms")
 _LOWEST_BITS_PER_S = 1e5
 _HIGHEST_BITS_PER_S = 1e11
 _LONGEST_MS = 1000.0
+# A socket may hold four times as much, which the kernel counts in 31 bits.
+_MOST_UNDER_WAY_BYTES = 1 << 28
 _REFERENCE_BITS_PER_S = 1e8
 _REFERENCE_BURST_BYTES = 12 * 1024
 # 12 KiB at 100 Mbit/s becomes 20 KiB at 1 Gbit/s. Measured there with 14 kB packets: with 32 KiB an
@@ -50,7 +52,8 @@ class LinkSpec:
 
     Raises:
         ConfigError: The rate is not between 100 kbit/s and 100 Gbit/s, that of a connection is
-            above it or comes with a delay, or the delay is not 0 to 1000 ms in microseconds.
+            above it or comes with a delay, the delay is not 0 to 1000 ms in microseconds, or more
+            than 256 MiB are under way in the time there and back.
 
     Example:
         >>> LinkSpec.parse("100mbit").rate_bits_per_s
@@ -89,6 +92,11 @@ class LinkSpec:
             raise ConfigError(
                 "A link that limits its connections has no delay: no self-check could tell whether "
                 'it holds both. Leave out "of" or the delay.'
+            )
+        if self.round_trip_bytes > _MOST_UNDER_WAY_BYTES:
+            raise ConfigError(
+                f"{self.round_trip_bytes / 1e6:.0f} MB are under way on a link of {self}, more "
+                "than a socket can hold; choose a lower rate or a shorter delay."
             )
 
     @classmethod
