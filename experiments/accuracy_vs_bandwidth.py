@@ -72,7 +72,9 @@ def run(
     compressor: Annotated[
         list[str] | None, typer.Option(help="Repeatable; the dense baselines are added.")
     ] = None,
-    link: Annotated[list[str] | None, typer.Option(help="Repeatable, e.g. 100mbit.")] = None,
+    link: Annotated[
+        list[str] | None, typer.Option(help="Repeatable, e.g. 100mbit or 10mbit+100ms.")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps; 0 for timing only.")] = None,
     time_steps: Annotated[int | None, typer.Option(help="Timed steps per cell.")] = None,

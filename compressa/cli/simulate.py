@@ -212,8 +212,10 @@ def _bits_per_s(text: str) -> float:
     from compressa.testbed.link import LinkSpec
 
     link = LinkSpec.parse(text)
-    if link.rate_bits_per_s is None or link.connection_bits_per_s is not None:
-        raise ConfigError(f'--bandwidth: give a rate such as "10gbit", not "{text}"')
+    if link.rate_bits_per_s is None or link.connection_bits_per_s or link.delay_ms:
+        raise ConfigError(
+            f'--bandwidth: give a rate such as "10gbit", not "{text}"; a delay is --latency'
+        )
     return link.rate_bits_per_s
 
 

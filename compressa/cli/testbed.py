@@ -34,7 +34,10 @@ Name = Annotated[str | None, typer.Option(help="Which testbed; not needed if the
 def up(
     hosts: Annotated[int, typer.Option(help="How many hosts, 2 to 64.")] = 4,
     link: Annotated[
-        str, typer.Option(help='Speed of each link: "100mbit", "1gbit", "unshaped".')
+        str,
+        typer.Option(
+            help='Of each host: "100mbit", "unshaped", "10mbit+100ms" (from host to host).'
+        ),
     ] = "100mbit",
     name: Annotated[str, typer.Option(help="What to call it.")] = "default",
     kind: Annotated[str, typer.Option(help="auto, netns or loopback.")] = "auto",

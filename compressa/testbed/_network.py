@@ -2,7 +2,8 @@
 
 Every host has one interface, eth0, whose other end is a port of a bridge in a namespace of its
 own. A token bucket on eth0 limits what the host sends; one on the port limits what it receives.
-Where connections are limited, eth0 has one for each; see `_classes`.
+Where connections are limited, eth0 has one for each; see `_classes`. Where links have a delay, the
+ports leave the bridge, and the delay line carries frames between them; see `_delay`.
 There is no route and no address outside the testbed's /24, so nothing leaves it.
 """
 
@@ -26,6 +27,11 @@ Enter = Callable[[int], list[str]]
 # own: around a ring of four at 100 Mbit/s it took 1.2 to 1.6 times size / rate, Reno 1.05. Reno is
 # in every kernel, and every namespace may choose it.
 _CONGESTION_CONTROL = ("/proc/sys/net/ipv4/tcp_congestion_control", "reno")
+# How many bytes a socket may hold: the least, at first, and the most.
+_SOCKET_BYTES = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
+# A sender, and a receiver, account for up to twice what they hold, and must not fall short of it
+# while the window still grows.
+_SOCKET_SHARE = 4
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 
 
@@ -118,6 +124,40 @@ def _shape(enter: list[str], devices: list[str], link: LinkSpec, shaped_before: 
         _batch(enter, "tc", [f"qdisc replace dev {d} root tbf {bucket}" for d in devices])
     elif shaped_before:
         _batch(enter, "tc", [f"qdisc del dev {d} root" for d in devices])
+
+
+def bridge(enter: Enter, hosts: int, *, bridged: bool) -> None:
+    """Make the hosts' links ports of the bridge, or no longer.
+
+    Args:
+        enter: As for `build`.
+        hosts: How many hosts.
+        bridged: Whether the bridge joins them, or the delay line does.
+
+    Raises:
+        BackendUnavailable: `ip` refuses.
+    """
+    master = "master br0" if bridged else "nomaster"
+    _batch(enter(0), "ip", [f"link set {port(i)} {master}" for i in range(hosts)])
+
+
+def widen(enter: Enter, hosts: int, link: LinkSpec) -> None:
+    """Let the hosts' TCP sockets hold what is under way on a link; without a delay, as ever.
+
+    Args:
+        enter: As for `build`.
+        hosts: How many hosts.
+        link: With its delay.
+
+    Raises:
+        BackendUnavailable: The kernel refuses.
+    """
+    for file in _SOCKET_BYTES:
+        # The bridge's namespace has no sockets and keeps what it was made with.
+        least, first, most = map(int, _run([*enter(0), "cat", file]).split())
+        text = f"{least} {first} {max(most, _SOCKET_SHARE * link.round_trip_bytes)}"
+        for i in range(hosts):
+            _run([*enter(i + 1), "tee", file], text)
 
 
 def port(host_index: int) -> str:

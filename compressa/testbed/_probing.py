@@ -14,6 +14,8 @@ from compressa.testbed.base import Testbed
 
 _START_S = 20.0
 _SPARE_S = 10.0
+# Ways there and back until TCP's window is open, and some for lost packets.
+_WAYS = 40
 
 
 class Probes:
@@ -64,7 +66,8 @@ class Probes:
         """
         for source, target in flows:
             self._tell(source, f"send {target} {n_bytes}")
-        patience_s = _SPARE_S + 5 * self._bed.link.seconds_for(n_bytes * len(flows))
+        link = self._bed.link
+        patience_s = _SPARE_S + _WAYS * link.delay_s + 5 * link.seconds_for(n_bytes * len(flows))
         times_s = {
             (int(words[0]), target): (float(words[2]), float(words[3]))
             for target, words in self._lines(len(flows), patience_s)

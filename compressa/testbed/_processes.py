@@ -104,11 +104,15 @@ def end_processes(
         end one (it hangs in a device), or it belongs to another user.
     """
     deadline_s = time.monotonic() + _PATIENCE_S
-    while left := find_processes(mark, network_inodes) - set(spare):
-        if time.monotonic() > deadline_s:
+    killed: set[ProcessId] = set()
+    while True:
+        left = find_processes(mark, network_inodes) - set(spare)
+        killed |= {process for pid in left if (process := ProcessId.of(pid)) is not None}
+        # Who ends loses its marks first, and may take longer to close its sockets.
+        left |= {process.pid for process in killed if process.alive()}
+        if not left or time.monotonic() > deadline_s:
             return left
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    return set()

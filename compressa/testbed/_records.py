@@ -37,6 +37,7 @@ class Record:
         owner: The program that it ends with, or None if it stays until it is taken down.
         keeper: The process that holds its namespaces; None while it is being made.
         net_fds: The keeper's files of the namespaces: the bridge's, then one per host.
+        line: The process that delays what passes the links; None where they have no delay.
         user_namespace: Whether the namespaces are inside a user namespace (made without root).
         boot: The boot of the machine that it belongs to.
     """
@@ -49,6 +50,7 @@ class Record:
     owner: ProcessId | None
     keeper: ProcessId | None = None
     net_fds: tuple[int, ...] = ()
+    line: ProcessId | None = None
     user_namespace: bool = False
     boot: str = ""
 
@@ -152,8 +154,8 @@ def read_records() -> list[Record]:
 def _read(file: Path) -> Record | None:
     try:
         fields: dict[str, Any] = json.loads(file.read_text())
-        for key in ("owner", "keeper"):
-            fields[key] = None if fields[key] is None else ProcessId(**fields[key])
+        for key in ("owner", "keeper", "line"):
+            fields[key] = None if fields.get(key) is None else ProcessId(**fields[key])
         fields["hosts"] = tuple((str(n), str(a), str(i)) for n, a, i in fields["hosts"])
         fields["net_fds"] = tuple(fields["net_fds"])
         return Record(**fields)

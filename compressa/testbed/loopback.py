@@ -89,7 +89,7 @@ def write_pace(record: Record) -> None:
     """Write the rate that the processes of a loopback testbed must keep; readers see it whole.
 
     Raises:
-        ConfigError: Connections are to be limited.
+        ConfigError: Connections are to be limited, or the link has a delay.
     """
     part = record.pace_file.with_suffix(".pace-part")
     part.write_text(_pace_text(LinkSpec.parse(record.link)))
@@ -101,5 +101,10 @@ def _pace_text(link: LinkSpec) -> str:
         raise ConfigError(
             f'"{link}": a sender can not limit each of its connections; use kind="netns", or a '
             "link without such a limit."
+        )
+    if link.delay_ms:
+        raise ConfigError(
+            f'"{link}": a sender can not delay what the machine delivers; use kind="netns", or a '
+            "link without a delay."
         )
     return "" if link.rate_bits_per_s is None else f"{link.rate_bits_per_s:.0f}"

@@ -14,6 +14,7 @@ from typing import Literal, final
 
 from compressa.errors import BackendUnavailable
 from compressa.testbed import _network
+from compressa.testbed._delay_client import end_line, start_line
 from compressa.testbed._keeper_client import Keeper, enter_argv, start_keeper
 from compressa.testbed._processes import script_argv
 from compressa.testbed._records import Record
@@ -48,18 +49,26 @@ class NetnsTestbed(Testbed):
         self._statistics: list[list[int]] = []
 
     def set_link(self, link: LinkSpec | str) -> None:
-        """Re-shape both ends of every link."""
+        """Re-shape both ends of every link. Frames that a delay still holds are lost.
+
+        Raises:
+            BackendUnavailable: Links with a delay are not permitted; all is as before.
+        """
         self._check_open()
-        before, link = self.link, LinkSpec.parse(link)
-        shaped_before = before.rate_bits_per_s is not None
-        _network.shape(_entering(self._record), len(self.hosts), link, shaped_before=shaped_before)
-        self._record = dataclasses.replace(self._record, link=str(link))
-        self._record.write()
+        self._record = _linked(self._record, self.link, LinkSpec.parse(link))
 
     def command(
         self, host_index: int, argv: Sequence[str], *, cwd: str | Path | None, isolate: bool
     ) -> list[str]:
-        """Enter the host's namespaces, mount its views, become the command."""
+        """Enter the host's namespaces, mount its views, become the command.
+
+        Raises:
+            BackendUnavailable: What joins the hosts is gone.
+        """
+        if self._record.line is not None and not self._record.line.alive():
+            raise BackendUnavailable(
+                f"Testbed {self.name} has lost its delay line; set its link again, or take it down."
+            )
         options = {
             "cwd": os.path.abspath(cwd or os.getcwd()),
             "hosts_file": str(self._record.hosts_file),
@@ -155,12 +164,34 @@ def make_netns(record: Record, *, user_namespace: bool | None = None) -> NetnsTe
         record.hosts_file.write_text(_hosts_text(record))
         paths = [f"/proc/{keeper.process.pid}/fd/{fd}" for fd in keeper.net_fds]
         _network.build(_entering(record), paths, [address for _, address, _ in record.hosts])
-        link = LinkSpec.parse(record.link)
-        _network.shape(_entering(record), len(record.hosts), link, shaped_before=False)
+        unshaped = LinkSpec(rate_bits_per_s=None)
+        record = _linked(record, unshaped, LinkSpec.parse(record.link))
     except BaseException:
         keeper.close()
         raise
     return NetnsTestbed(record, keeper if record.owner else None)
+
+
+def _linked(record: Record, before: LinkSpec, link: LinkSpec) -> Record:
+    """Turn links into others. Two ways of a frame overlap, rather than that there is none."""
+    enter, hosts = _entering(record), len(record.hosts)
+    line = None
+    if link.delay_ms:
+        ports = [_network.port(i) for i in range(hosts)]
+        line = start_line(enter(0), record.mark, ports, link)
+    try:
+        shaped_before = before.rate_bits_per_s is not None
+        _network.shape(enter, hosts, link, shaped_before=shaped_before)
+        if link.delay_ms or before.delay_ms:
+            _network.widen(enter, hosts, link)
+            _network.bridge(enter, hosts, bridged=line is None)
+    except BaseException:
+        end_line(line)
+        raise
+    end_line(record.line)
+    record = dataclasses.replace(record, link=str(link), line=line)
+    record.write()
+    return record
 
 
 def _attempts() -> list[bool]:

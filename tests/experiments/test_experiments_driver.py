@@ -99,13 +99,14 @@ def test_a_plan_is_the_product_of_its_lists() -> None:
         SMOKE
         | {
             "seeds": [0, 1],
-            "links": ["100mbit", "1 Gbit/s"],
+            "links": ["100mbit", "1 Gbit/s + 5 ms"],
             "end_to_end": [{"task": "digits", "compressor": "lossless", "link": "100mbit"}],
         }
     )
     found = jobs(plan)
     assert sum(job.cell.kind == "train" and job.link is None for job in found) == 3 * 2
-    assert [job.link for job in found if job.cell.kind == "time"] == ["100mbit"] * 3 + ["1gbit"] * 3
+    timed = [job.link for job in found if job.cell.kind == "time"]
+    assert timed == ["100mbit"] * 3 + ["1gbit+5ms"] * 3
     assert (found[-1].cell.kind, found[-1].link) == ("train", "100mbit")
 
 

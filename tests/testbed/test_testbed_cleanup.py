@@ -31,11 +31,13 @@ OWNER = textwrap.dedent(
     sys.modules["compressa"] = types.ModuleType("compressa")
     sys.modules["compressa"].__path__ = [sys.argv[1]]
     from compressa.testbed import open_testbed
-    with open_testbed(hosts=2, kind="netns", self_check=False) as bed:
+    with open_testbed(hosts=2, link="10mbit+5ms", kind="netns", self_check=False) as bed:
         marked = bed.spawn(0, ["sleep", "1000"])
         bare = bed.spawn(1, ["env", "-i", "sleep", "1000"])
         stopped = bed.spawn(1, ["sh", "-c", "kill -STOP $$"])
-        print(bed.name, bed._keeper.process.pid, marked.pid, bare.pid, stopped.pid, flush=True)
+        line = bed._record.line
+        pids = bed._keeper.process.pid, marked.pid, bare.pid, stopped.pid, line.pid
+        print(bed.name, *pids, flush=True)
         time.sleep(1000)
     """
 )
@@ -116,18 +118,18 @@ def test_processes_end_at_once_when_the_owner_is_killed() -> None:
 
 
 def test_the_next_start_sweeps_when_the_keeper_hangs_too() -> None:
-    owner, mark, (keeper, marked, bare, stopped) = start_owner()
+    owner, mark, (keeper, marked, bare, stopped, line) = start_owner()
     os.kill(keeper, signal.SIGSTOP)
     owner.kill()
     owner.wait(timeout=20)
     assert ProcessId.of(marked) is not None
     assert sweep_testbeds() == [mark]
     owner.communicate(timeout=20)
-    assert_nothing_left(mark, keeper, marked, bare, stopped)
+    assert_nothing_left(mark, keeper, marked, bare, stopped, line)
 
 
 def test_the_next_start_sweeps_when_the_keeper_is_killed_too() -> None:
-    owner, mark, (keeper, marked, bare, stopped) = start_owner()
+    owner, mark, (keeper, marked, bare, stopped, line) = start_owner()
     os.kill(bare, signal.SIGKILL)  # it carries no mark: only its namespace would tell
     os.kill(keeper, signal.SIGKILL)
     owner.kill()
@@ -135,7 +137,7 @@ def test_the_next_start_sweeps_when_the_keeper_is_killed_too() -> None:
     assert ProcessId.of(marked) is not None
     assert sweep_testbeds() == [mark]
     owner.communicate(timeout=20)
-    assert_nothing_left(mark, keeper, marked, stopped)
+    assert_nothing_left(mark, keeper, marked, stopped, line)
 
 
 def test_a_keeper_that_has_closed_its_files_and_is_not_gone_yet_has_no_namespaces() -> None:

@@ -42,6 +42,8 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("10mbitps", 1e7),
         ("1000000bit", 1e6),
         ("unshaped", None),
+        ("10mbit+100ms", 1e7),
+        ("unshaped + 0.5 ms", None),
     ],
 )
 def test_links_are_read(text: str, rate_bits_per_s: float | None) -> None:
@@ -50,7 +52,9 @@ def test_links_are_read(text: str, rate_bits_per_s: float | None) -> None:
     assert (link.seconds_for(1000) == 0) == (rate_bits_per_s is None)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "100", "100mb", "-1mbit", "1e3mbit", "mbit", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "fast", "100", "100mb", "-1mbit", "1e3mbit", "mbit", "nan", "+9ms"]
+)
 def test_what_is_no_link_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match='"100mbit"'):
         LinkSpec.parse(text)
@@ -82,6 +86,45 @@ def test_what_a_connection_can_have_is_read_back_too(one: int, other: int) -> No
 def test_no_connection_can_have_more_than_its_link(text: str) -> None:
     with pytest.raises(ConfigError, match=r"250mbit of 1gbit|A connection cannot have"):
         LinkSpec.parse(text)
+
+
+@given(st.integers(10**5, 10**9) | st.none(), st.integers(1, 10**6))
+def test_a_delay_is_read_back_and_is_no_part_of_the_rate(rate: int | None, delay_us: int) -> None:
+    plain = LinkSpec(rate_bits_per_s=rate)
+    link = LinkSpec(rate_bits_per_s=rate, delay_ms=delay_us / 1000)
+    assert LinkSpec.parse(str(link)) == link
+    assert link.seconds_for(1000) == plain.seconds_for(1000)
+    assert link.delay_s == pytest.approx(delay_us / 1e6)
+    under_way = (rate or 0) / 8 * 2 * link.delay_s
+    assert link.queue_bytes == max(plain.queue_bytes, round(under_way))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("10mbit+1001ms", "choose 0 to 1000 ms"),
+        ("250mbit of 1gbit+20ms", 'Leave out "of" or the delay'),
+        ("10mbit+5ms+5ms", '"10mbit[+]100ms"'),
+        ("10mbit+5s", '"10mbit[+]100ms"'),
+        ("fast+5ms", '"10mbit[+]100ms"'),
+        ("20gbit+100ms", "500 MB are under way on a link of 20gbit[+]100ms"),
+    ],
+)
+def test_what_is_no_delay_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        LinkSpec.parse(text)
+
+
+@pytest.mark.parametrize("delay_ms", [-1.0, float("nan"), 0.0001])
+def test_delays_that_can_not_be_kept_are_refused(delay_ms: float) -> None:
+    with pytest.raises(ConfigError, match="in whole microseconds"):
+        LinkSpec(rate_bits_per_s=1e7, delay_ms=delay_ms)
+
+
+def test_senders_can_not_delay_what_is_delivered() -> None:
+    with pytest.raises(ConfigError, match=r'can not delay.*use kind="netns"'):
+        open_testbed(hosts=2, link="10mbit+5ms", kind="loopback", self_check=False)
+    assert list_testbeds() == []
 
 
 def test_senders_can_not_limit_their_connections() -> None:
