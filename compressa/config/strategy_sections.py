@@ -278,7 +278,7 @@ class Async(_Served):
         description="What an update is multiplied by. mean: 1 / P; sum: 1; staleness: 1 / (1 + how "
         "many updates of others came since its rank was answered; Zhang et al. 2016).",
     )
-    delay_compensation: Annotated[float, Ge(0), Le(1e6)] = Field(
+    delay_compensation: Annotated[float, Ge(0), Le(1_000_000)] = Field(
         default=0.0,
         description="lambda of DC-ASGD (Zheng et al. 2017): updates are corrected for how far "
         "values have moved since; for SGD without momentum.",
@@ -298,7 +298,7 @@ class Bounded(_Served):
     weighting: Weighting = Field(
         default="mean", description="As of async; only mean with staleness = 0."
     )
-    delay_compensation: Annotated[float, Ge(0), Le(1e6)] = Field(
+    delay_compensation: Annotated[float, Ge(0), Le(1_000_000)] = Field(
         default=0.0, description="As of async; not with staleness = 0."
     )
     backup_workers: Annotated[int, Ge(0), Le(1 << 20)] = Field(
