@@ -264,6 +264,18 @@ def test_the_figures_of_strategies_are_those_of_their_file() -> None:
         assert f"{row} {seconds} |" in STRATEGIES
 
 
+@pytest.mark.parametrize("plan", ["slow_host", "far"])
+def test_the_times_to_quality_are_those_of_their_file(plan: str) -> None:
+    file = ROOT / "experiments" / "results" / plan / "cells.jsonl"
+    cells = [json.loads(line) for line in file.read_text().splitlines()]
+    for cell in (cell for cell in cells if cell["link"] is not None):
+        right, sent = 100 * cell["metrics"]["accuracy"], cell["sent_bytes"] / 1e6
+        reached = [p["elapsed_s"] for p in cell["curve"] if p["value"] >= 0.975]
+        seconds = f"{reached[0]:.2f}" if reached else "-"
+        row = f"| `{cell['compressor']}` | {right:.2f} % | {sent:.1f} | {seconds} |"
+        assert row in STRATEGIES, row
+
+
 def test_the_losses_of_optimizers_are_those_of_their_file() -> None:
     file = ROOT / "experiments" / "results" / "optim" / "cells.jsonl"
     cells = [json.loads(line) for line in file.read_text().splitlines()]

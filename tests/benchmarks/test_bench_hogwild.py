@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ranks
 
 
 def told() -> list[str]:
-    with mock.patch.multiple(hogwild, WORDS=500, STEPS=300):
+    with mock.patch.multiple(hogwild, WORDS=5000, STEPS=500):
         return list(hogwild.measured())
 
 
@@ -22,4 +22,4 @@ def test_it_says_how_quickly_processes_learn(two: Group) -> None:
     for (line,) in two.run(told):
         found = re.fullmatch(r"2 processes: [\d,]+ steps a second, ([\d.]+)% .* left", line)
         assert found is not None, line
-        assert float(found[1]) < 20
+        assert float(found[1]) < 50

@@ -42,6 +42,7 @@ def test_calls_of_other_threads_count_and_those_outside_of_the_library_here_do_n
 
 
 @pytest.mark.ranks
+@pytest.mark.alone  # a thread that waits for a core looks what it may do meanwhile
 @pytest.mark.parametrize("elems", [FEW, MANY])
 def test_a_gradient_walks_through_few_calls_files_and_threads(two: Group, elems: int) -> None:
     for calls, own, files, changes in two.run(walk_of, elems=elems):
