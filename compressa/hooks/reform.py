@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from compressa import checkpoint
 from compressa.config import Config
 from compressa.engine.engine import Engine
 from compressa.engine.opening import start_engine
 from compressa.engine.start import process_groups
-from compressa.engine.undo import handed_over
 from compressa.errors import StateError
+from compressa.hooks.saving import hand_over
 
 
 class Standing(NamedTuple):
@@ -127,7 +126,7 @@ def _go_on(
         old.undo.restore()
     engine.succeed(old)
     gain = engine.session.size / old.session.size
-    checkpoint.fill(engine.state, handed_over(old.state, engine.state, gain))
+    hand_over(old.state, engine.state, gain)
     ahead = any(standing.next_step > step for standing in standings)
     source = [standing.next_step for standing in standings].index(step) if ahead else None
     return Reformed(engine, ranks, step, source)

@@ -16,6 +16,7 @@ from compressa.engine.engine import Engine
 from compressa.engine.measuring import profile_file
 from compressa.engine.session import Session
 from compressa.engine.start.link_file import Shared
+from compressa.engine.undo import handed_over
 from compressa.errors import StateError
 from compressa.parameters import ParameterInfo
 
@@ -135,6 +136,17 @@ def load(engine: Keeper, folder: Path) -> tuple[int, Shared | None]:
     alike = answer["ranks"] == session.size
     link = Shared.saved(answer["link"], folder / checkpoint.MANIFEST) if alike else None
     return int(answer["step"]), link
+
+
+def hand_over(before: State, after: State, gain: float) -> None:
+    """Have a new world's state begin with that of a rank that goes on in it.
+
+    Args:
+        before: The rank's in the world before.
+        after: In the new one; written in place.
+        gain: P'/P, for P ranks before and P' now.
+    """
+    checkpoint.fill(after, handed_over(before, after, gain))
 
 
 def save_profile(engine: Engine, config: Config, next_step: int, link: Shared, path: Path) -> None:

@@ -116,10 +116,7 @@ class Stale(Surviving, Strategy):
         assert isinstance(worker, Worker), "all ranks train"
         self.worker = worker
         worker.session.keep(group)
-        for name, residual in before.vectors.items():
-            own = worker.state.vectors.get(name)
-            if own is not None and own.shape == residual.shape and own.dtype == residual.dtype:
-                own.copy_(residual).mul_(worker.size / size)
+        saving.hand_over(before, worker.state, worker.size / size)
         clock = str(self._copy.clock).encode()
         step = max(map(int, worker.session.all_gather(clock, "strategy.step, clocks")))
         worker.restart(self._flat.vectors, step)

@@ -185,6 +185,12 @@ def test_compressed_ranks_go_on(strategy: dict[str, Any], compressor: str, pools
     survive(pools, strategy, 3, {1: 2}, moment="exchange", compressor=compressor, sections=sections)
 
 
+def test_residuals_of_few_bits_go_on(pools: Pools) -> None:
+    sections = {"dense_below": {"elems": 0}, "feedback": {"kind": "error", "dtype": "int8"}}
+    strategy = {"name": "bounded", "staleness": 1}
+    survive(pools, strategy, 3, {1: 7}, moment="between", compressor="int4", sections=sections)
+
+
 @pytest.mark.parametrize("name", ["gossip", "diloco", "ad_psgd", "central"])
 def test_the_last_one_goes_on_alone(name: str, pools: Pools) -> None:
     strategy = next(s for s in GOING_ON if s["name"] == name)
