@@ -37,8 +37,8 @@ from compressa.aggregators.base import (
 )
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
-from compressa.codecs.base import Codec, Contraction, Unbiased
-from compressa.codecs.shrunk import Shrunk
+from compressa.codecs.base import Codec, Contraction
+from compressa.codecs.shrunk import contraction_of
 from compressa.collectives.graphs import Graph
 from compressa.parameters import Layout
 
@@ -61,8 +61,7 @@ class Gossiped(Aggregator):
 
     def __init__(self, codec: Codec, layout: Layout, world: World) -> None:
         assert isinstance(world.graph, Graph), "ranks have neighbours"
-        if isinstance(codec.bias(1 << 20), Unbiased):
-            codec = Shrunk(codec=codec)
+        codec = contraction_of(codec)
         self._world = world
         self._weights = world.graph.neighbours(world.rank)
         self._own_weight = world.graph.weights[world.rank][world.rank]

@@ -31,6 +31,8 @@ from compressa.compressor import Wrapper
 from compressa.errors import ConfigError
 from compressa.kernels.feedback import absorb_residual
 
+_TYPICAL_ELEMS = 1 << 20  # bounds are stated for a length; any that is long shows their kind
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shrunk(Codec, Wrapper):
@@ -137,3 +139,8 @@ class Shrunk(Codec, Wrapper):
     def _gain(self, elems: int) -> float:
         bias = self.codec.bias(elems)
         return 1.0 / (1.0 + bias.omega) if isinstance(bias, Unbiased) else 1.0
+
+
+def contraction_of(codec: Codec) -> Codec:
+    """Return what a residual or an estimate can follow: a codec, shrunk if it is unbiased."""
+    return Shrunk(codec=codec) if isinstance(codec.bias(_TYPICAL_ELEMS), Unbiased) else codec

@@ -9,10 +9,10 @@ import torch
 from compressa.aggregators.base import Scope, StepContext, World
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
-from compressa.codecs.base import Codec, Contraction, Unbiased
+from compressa.codecs.base import Codec, Contraction
 from compressa.codecs.none import NoCompression
 from compressa.codecs.payload import HEADER_BYTES, read_header
-from compressa.codecs.shrunk import Shrunk
+from compressa.codecs.shrunk import contraction_of
 from compressa.errors import PayloadError
 from compressa.parameter_server.protocol import unwrapped
 from compressa.parameters import Segment
@@ -37,8 +37,7 @@ class AnswerCoder:
     """
 
     def __init__(self, number: int, segment: Segment, codec: Codec, world: World) -> None:
-        if isinstance(codec.bias(segment.elems), Unbiased):
-            codec = Shrunk(codec=codec)
+        codec = contraction_of(codec)
         scope, self._segment, self._device = Scope(0, 0, segment), segment, world.device
         self.lossless = codec.bias(segment.elems) == _LOSSLESS
         self._whole = ScopePayload(NoCompression(), number, [scope], world, feedback=None)

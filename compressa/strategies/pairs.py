@@ -29,8 +29,8 @@ import torch
 from compressa.aggregators.base import Scope, State, StepContext, World
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
-from compressa.codecs.base import Codec, Contraction, Unbiased
-from compressa.codecs.shrunk import Shrunk
+from compressa.codecs.base import Codec, Contraction
+from compressa.codecs.shrunk import contraction_of
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.collectives.graphs import Graph
 from compressa.engine.measuring.profiler import Ledger
@@ -103,8 +103,7 @@ class Pair:
         world: World,
         ledger: Ledger,
     ) -> None:
-        if isinstance(codec.bias(info.elems), Unbiased):
-            codec = Shrunk(codec=codec)
+        codec = contraction_of(codec)
         scope = Scope(0, 0, Segment(info, 0, info.elems))
         self.number, self.values, self._lock = number, values, lock
         self._payload = ScopePayload(codec, number, [scope], world, feedback=None)

@@ -15,7 +15,7 @@ from typing import ClassVar
 from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.ef21 import Estimated
 from compressa.codecs.base import Codec, Contraction, Unbiased
-from compressa.codecs.shrunk import Shrunk
+from compressa.codecs.shrunk import contraction_of
 from compressa.compressor import Wrapper
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
@@ -52,8 +52,7 @@ class EF21(Wrapper, AggregatingCompressor):
     @property
     def contraction(self) -> Codec:
         """The codec, scaled if it is unbiased."""
-        unbiased = isinstance(self.codec.bias(1 << 20), Unbiased)
-        return Shrunk(codec=self.codec) if unbiased else self.codec
+        return contraction_of(self.codec)
 
     @property
     def conserves_mass(self) -> bool:

@@ -15,7 +15,7 @@ from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.single import single
 from compressa.codecs.base import Biased, Codec, Unbiased
-from compressa.codecs.shrunk import Shrunk
+from compressa.codecs.shrunk import contraction_of
 from compressa.compressor import Granularity, Wrapper
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
@@ -61,8 +61,7 @@ class ErrorFeedback(Wrapper, AggregatingCompressor):
     @property
     def contraction(self) -> Codec:
         """The codec, scaled if it is unbiased."""
-        unbiased = isinstance(self.codec.bias(1 << 20), Unbiased)
-        return Shrunk(codec=self.codec) if unbiased else self.codec
+        return contraction_of(self.codec)
 
     @property
     def granularity(self) -> Granularity:
