@@ -14,7 +14,7 @@ install: .venv/installed
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "compressa needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments,integrations,docs,dev]'
 	touch $@
 
 check: install
