@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Timeout,
         TransportError,
     )
-    from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
+    from compressa.hooks import Handle, broadcast, comm_hook, open_engine, register_comm_hook
     from compressa.launch import init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
@@ -51,6 +51,7 @@ _HOMES = {
     "TransportError": "compressa.errors",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
+    "comm_hook": "compressa.hooks",
     "init_from_tf_config": "compressa.launch",
     "load_config": "compressa.config",
     "open_engine": "compressa.hooks",
@@ -75,6 +76,7 @@ __all__ = [
     "TransportError",
     "attach",
     "broadcast",
+    "comm_hook",
     "init_from_tf_config",
     "load_config",
     "open_engine",

@@ -220,6 +220,7 @@ def test_public_names_are_pinned() -> None:
         "TransportError",
         "attach",
         "broadcast",
+        "comm_hook",
         "init_from_tf_config",
         "load_config",
         "open_engine",
