@@ -20,17 +20,27 @@ def command_of(name: str) -> list[str]:
 
 def run_example(name: str, folder: Path, *more: str, timeout_s: float = 100.0) -> str:
     """Start an example by its first line, in a folder; return what it printed."""
+    with started(name, folder, *more) as run:
+        try:
+            printed, errors = run.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            run.terminate()
+            raise
+    assert run.returncode == 0, f"{name}: {printed}\n{errors}"
+    return printed
+
+
+def started(name: str, folder: Path, *more: str) -> subprocess.Popen[str]:
+    """Start an example by its first line, in a folder."""
     program, *words = command_of(name)
     words = [str(EXAMPLES.parent / w) if w.startswith("examples/") else w for w in words]
     if program == "torchrun":  # a port of its own, so that examples may run side by side
         words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *words]
-    done = subprocess.run(
+    return subprocess.Popen(
         [str(Path(sys.executable).parent / program), *words, *more],
         cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout_s,
     )
-    assert done.returncode == 0, f"{name}: {done.stdout}\n{done.stderr}"
-    return done.stdout
