@@ -247,7 +247,8 @@ def run(code: str, **options: str | Path) -> subprocess.CompletedProcess[str]:
 def test_import_loads_no_optional_library() -> None:
     done = run(
         "import sys, compressa, compressa.config, compressa.hooks;"
-        "heavy = {'numba', 'cupy', 'mpi4py', 'typer', 'rich', 'matplotlib', 'plotly', 'sklearn'};"
+        "heavy = {'numba', 'cupy', 'mpi4py', 'typer', 'rich', 'matplotlib', 'plotly', 'sklearn',"
+        "         'accelerate', 'lightning', 'transformers'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

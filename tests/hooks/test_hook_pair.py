@@ -6,6 +6,7 @@ import gc
 import pickle
 import warnings
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import compressa
+from compressa.tracing.reader import read
 
 pytestmark = pytest.mark.ranks
 
 
 def paired(
-    config: Any, model: str = "mlp", **options: Any
+    config: Any, model: str = "mlp", ddp: Any = None, **options: Any
 ) -> tuple[Any, DistributedDataParallel, torch.optim.Optimizer]:
     """Wrap a model, and hand DDP the pair."""
-    wrapped = DistributedDataParallel(build(model, dist.get_rank()))
+    wrapped = DistributedDataParallel(build(model, dist.get_rank()), **(ddp or {}))
     state, hook = compressa.comm_hook(config, **options)
     wrapped.register_comm_hook(state, hook)
     return state, wrapped, _optimizer(wrapped)
@@ -65,9 +67,9 @@ def train_both_ways(*, config: Any, model: str = "mlp") -> list[Any]:
     return [*ends, lasting_threads()]
 
 
-def train_pair(*, config: Any, model: str) -> dict[str, Any]:
+def train_pair(*, config: Any, model: str, ddp: Any = None) -> dict[str, Any]:
     """Train with a pair, at once compared by `integrity.every = 1`."""
-    state, wrapped, optimizer = paired(config, model)
+    state, wrapped, optimizer = paired(config, model, ddp)
     said = [said_by(lambda: state.handle)]
     run_steps(wrapped, optimizer, 0, 4)
     parameters, steps = digest(wrapped), state.handle.next_step
@@ -169,10 +171,21 @@ def test_a_pair_is_what_register_comm_hook_is_from_the_first_loss_scale_on(two: 
         assert threads == []
 
 
-@pytest.mark.parametrize("model", ["normed_cnn", "transformer"])
-def test_a_pair_without_compression_equals_plain_ddp_bit_for_bit(model: str, two: Group) -> None:
-    plain = two.run(train_plain, model=model, steps=4)
-    for end in two.run(train_pair, config=settings("none"), model=model):
+@pytest.mark.parametrize(
+    ("model", "ddp"),
+    [
+        ("normed_cnn", {}),
+        ("transformer", {"static_graph": True}),
+        ("branches", {"find_unused_parameters": True}),
+        ("wide", {"bucket_cap_mb": 1, "gradient_as_bucket_view": True}),
+    ],
+)
+def test_a_pair_without_compression_equals_plain_ddp_bit_for_bit(
+    model: str, ddp: dict[str, Any], two: Group, tmp_path: Path
+) -> None:
+    plain = two.run(train_plain, model=model, steps=4, ddp=ddp)
+    config = settings("none", trace={"path": str(tmp_path / "trace.json")})
+    for end in two.run(train_pair, config=config, model=model, ddp=ddp):
         assert end["parameters"] == plain[0]["parameters"]
         assert end["steps"] == 4
         before, again, after = end["said"]
@@ -180,6 +193,9 @@ def test_a_pair_without_compression_equals_plain_ddp_bit_for_bit(model: str, two
         assert "already" in again
         assert "is gone" in after
         assert end["threads"] == []
+    for rank in range(2):
+        trace = read(tmp_path / f"trace-rank{rank}.json")
+        assert [step for step, _ in trace.steps] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -1,4 +1,4 @@
-"""Integrations: where residuals lie, with what they go, and what is said when they are missing."""
+"""Integrations: where residuals lie, what they go with, and what is said where they are missing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +62,24 @@ def keep_two_models(*, folder: str, config: Any) -> dict[str, Any]:
     for handle in handles:
         handle.close()
     return {"ends": ends, "scale": accelerator.scaler.get_scale()}
+
+
+def put_into_slot_of_accelerate(*, config: Any) -> list[str]:
+    """Hand the pair to Accelerate's own slot, which knows torch's hooks only."""
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate.state import AcceleratorState
+
+    as_launched()
+    AcceleratorState._reset_state(True)
+    _, hook = compressa.comm_hook(config)
+    slot = DistributedDataParallelKwargs(comm_hook=hook)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[slot])
+    model, optimizer = accelerator.prepare(*made())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(2):
+            step(model, optimizer, number, accelerator.backward)
+    return [str(w.message) for w in said if "compressa" in str(w.message)]
 
 
 def fit_by_lightning(*, folder: str, config: Any) -> dict[str, Any]:
@@ -163,7 +182,9 @@ def train_by_trainer_twice(*, folder: str, config: Any) -> dict[str, Any]:
         about = [w for w in said if "there are no residuals" in str(w.message)]
         ends[name] = [callback.handle.next_step, len(about)]
         callback.handle.close()
-    return ends | {"threads": lasting_threads()}
+    alone = CompressaCallback(trainer, config)
+    alone.on_train_begin(SimpleNamespace(world_size=1), trainer.state, trainer.control)
+    return ends | {"threads": lasting_threads(), "alone": alone.handle}
 
 
 def save_elsewhere(*, config: Any) -> str:
@@ -183,6 +204,12 @@ def test_an_accelerator_keeps_the_residuals_of_each_model(
         once, again = end["ends"]
         assert once == again
     assert {"compressa", "compressa_1"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_slot_that_accelerate_ignores_is_found_out(framework_ranks: Group) -> None:
+    for said in framework_ranks.run(put_into_slot_of_accelerate, config=settings("topk")):
+        (text,) = said
+        assert "nothing is compressed" in text
 
 
 def test_lightning_keeps_residuals_beside_each_checkpoint(
@@ -213,6 +240,7 @@ def test_a_trainer_trains_again_and_goes_on_from_elsewhere_if_told(
         assert end["steps"] == [3, 6]
         assert end["told"] == [8, 0]  # of the second training's checkpoint
         assert end["untold"] == [2, 1]
+        assert end["alone"] is None
         assert end["threads"] == []
 
 
