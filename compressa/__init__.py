@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         TransportError,
     )
     from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
-    from compressa.launch import init_from_tf_config
+    from compressa.launch import init_from_mpi, init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
     from compressa.strategies import Strategy, attach
@@ -51,6 +51,7 @@ _HOMES = {
     "TransportError": "compressa.errors",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
+    "init_from_mpi": "compressa.launch",
     "init_from_tf_config": "compressa.launch",
     "load_config": "compressa.config",
     "open_engine": "compressa.hooks",
@@ -75,6 +76,7 @@ __all__ = [
     "TransportError",
     "attach",
     "broadcast",
+    "init_from_mpi",
     "init_from_tf_config",
     "load_config",
     "open_engine",

@@ -221,6 +221,7 @@ def test_public_names_are_pinned() -> None:
         "TransportError",
         "attach",
         "broadcast",
+        "init_from_mpi",
         "init_from_tf_config",
         "load_config",
         "open_engine",
