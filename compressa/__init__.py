@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     )
     from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
     from compressa.launch import init_from_mpi, init_from_tf_config
+    from compressa.hooks import Handle, broadcast, comm_hook, open_engine, register_comm_hook
+    from compressa.launch import init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
     from compressa.strategies import Strategy, attach
@@ -52,6 +54,7 @@ _HOMES = {
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
     "init_from_mpi": "compressa.launch",
+    "comm_hook": "compressa.hooks",
     "init_from_tf_config": "compressa.launch",
     "load_config": "compressa.config",
     "open_engine": "compressa.hooks",
@@ -77,6 +80,7 @@ __all__ = [
     "attach",
     "broadcast",
     "init_from_mpi",
+    "comm_hook",
     "init_from_tf_config",
     "load_config",
     "open_engine",

@@ -222,6 +222,7 @@ def test_public_names_are_pinned() -> None:
         "attach",
         "broadcast",
         "init_from_mpi",
+        "comm_hook",
         "init_from_tf_config",
         "load_config",
         "open_engine",
