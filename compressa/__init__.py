@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TransportError,
     )
     from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
+    from compressa.integrations.pipelining import compress_edge
     from compressa.launch import init_from_mpi, init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
@@ -51,6 +52,7 @@ _HOMES = {
     "TransportError": "compressa.errors",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
+    "compress_edge": "compressa.integrations.pipelining",
     "init_from_mpi": "compressa.launch",
     "init_from_tf_config": "compressa.launch",
     "load_config": "compressa.config",
@@ -76,6 +78,7 @@ __all__ = [
     "TransportError",
     "attach",
     "broadcast",
+    "compress_edge",
     "init_from_mpi",
     "init_from_tf_config",
     "load_config",
