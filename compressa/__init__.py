@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TransportError,
     )
     from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
+    from compressa.integrations.pipelining import compress_edge
     from compressa.launch import init_from_mpi, init_from_tf_config
     from compressa.hooks import Handle, broadcast, comm_hook, open_engine, register_comm_hook
     from compressa.launch import init_from_tf_config
@@ -53,6 +54,7 @@ _HOMES = {
     "TransportError": "compressa.errors",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
+    "compress_edge": "compressa.integrations.pipelining",
     "init_from_mpi": "compressa.launch",
     "comm_hook": "compressa.hooks",
     "init_from_tf_config": "compressa.launch",
@@ -79,6 +81,7 @@ __all__ = [
     "TransportError",
     "attach",
     "broadcast",
+    "compress_edge",
     "init_from_mpi",
     "comm_hook",
     "init_from_tf_config",
