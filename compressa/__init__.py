@@ -26,11 +26,9 @@ if TYPE_CHECKING:
         Timeout,
         TransportError,
     )
-    from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
+    from compressa.hooks import Handle, broadcast, comm_hook, open_engine, register_comm_hook
     from compressa.integrations.pipelining import compress_edge
     from compressa.launch import init_from_mpi, init_from_tf_config
-    from compressa.hooks import Handle, broadcast, comm_hook, open_engine, register_comm_hook
-    from compressa.launch import init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
     from compressa.strategies import Strategy, attach
@@ -54,9 +52,9 @@ _HOMES = {
     "TransportError": "compressa.errors",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
+    "comm_hook": "compressa.hooks",
     "compress_edge": "compressa.integrations.pipelining",
     "init_from_mpi": "compressa.launch",
-    "comm_hook": "compressa.hooks",
     "init_from_tf_config": "compressa.launch",
     "load_config": "compressa.config",
     "open_engine": "compressa.hooks",
@@ -81,9 +79,9 @@ __all__ = [
     "TransportError",
     "attach",
     "broadcast",
+    "comm_hook",
     "compress_edge",
     "init_from_mpi",
-    "comm_hook",
     "init_from_tf_config",
     "load_config",
     "open_engine",
