@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TransportError,
     )
     from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
+    from compressa.integrations.fsdp import apply_to_fsdp
     from compressa.launch import init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
@@ -49,6 +50,7 @@ _HOMES = {
     "Strategy": "compressa.strategies",
     "Timeout": "compressa.errors",
     "TransportError": "compressa.errors",
+    "apply_to_fsdp": "compressa.integrations.fsdp",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
     "init_from_tf_config": "compressa.launch",
@@ -73,6 +75,7 @@ __all__ = [
     "Strategy",
     "Timeout",
     "TransportError",
+    "apply_to_fsdp",
     "attach",
     "broadcast",
     "init_from_tf_config",

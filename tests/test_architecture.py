@@ -146,6 +146,16 @@ FLOORS = {
     "testbed": set(),
     "tracing": set(),
     "link": {"aggregators", "collectives", "config", "engine", "machine"},
+    "integrations": {
+        "aggregators",
+        "codecs",
+        "collectives",
+        "compressor",
+        "config",
+        "engine",
+        "hooks",
+        "parameter_server",
+    },
 }
 
 
@@ -218,6 +228,7 @@ def test_public_names_are_pinned() -> None:
         "Strategy",
         "Timeout",
         "TransportError",
+        "apply_to_fsdp",
         "attach",
         "broadcast",
         "init_from_tf_config",

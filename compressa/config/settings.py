@@ -11,6 +11,7 @@ from compressa.config.base import Listed, Section
 from compressa.config.choices import AnyCompressor
 from compressa.config.mistakes import Mistake, refuse, show
 from compressa.config.sections import (
+    FSDP,
     NONE,
     DenseBelow,
     Engine,
@@ -109,6 +110,7 @@ class Settings(Section):
         description="When ranks meet, and what becomes of it, for compressa.attach; left out: "
         "in each step, by the hook.",
     )
+    fsdp: FSDP = Field(default_factory=FSDP)
     exchange: Exchange = Field(default_factory=Exchange)
     schedule: Schedule = Field(default_factory=Schedule)
     engine: Engine = Field(default_factory=Engine)
