@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TransportError,
     )
     from compressa.hooks import Handle, broadcast, comm_hook, open_engine, register_comm_hook
+    from compressa.integrations.fsdp import apply_to_fsdp
     from compressa.integrations.pipelining import compress_edge
     from compressa.launch import init_from_mpi, init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
@@ -50,6 +51,7 @@ _HOMES = {
     "Strategy": "compressa.strategies",
     "Timeout": "compressa.errors",
     "TransportError": "compressa.errors",
+    "apply_to_fsdp": "compressa.integrations.fsdp",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
     "comm_hook": "compressa.hooks",
@@ -77,6 +79,7 @@ __all__ = [
     "Strategy",
     "Timeout",
     "TransportError",
+    "apply_to_fsdp",
     "attach",
     "broadcast",
     "comm_hook",

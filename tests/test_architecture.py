@@ -111,7 +111,6 @@ FLOORS = {
         "tracing",
         "transports",
     },
-    "integrations": {"codecs", "config", "engine", "hooks"},
     "overlap": {"compressor", "config", "engine", "hooks"},
     "strategies": {
         "aggregators",
@@ -148,6 +147,16 @@ FLOORS = {
     "testbed": set(),
     "tracing": set(),
     "link": {"aggregators", "collectives", "config", "engine", "machine"},
+    "integrations": {
+        "aggregators",
+        "codecs",
+        "collectives",
+        "compressor",
+        "config",
+        "engine",
+        "hooks",
+        "parameter_server",
+    },
 }
 
 
@@ -220,6 +229,7 @@ def test_public_names_are_pinned() -> None:
         "Strategy",
         "Timeout",
         "TransportError",
+        "apply_to_fsdp",
         "attach",
         "broadcast",
         "comm_hook",

@@ -66,6 +66,31 @@ def assign(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Com
     return {p.name: plain if p.exact else built[chosen[p.name]] for p in parameters}
 
 
+def assign_weights(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Codec]:
+    """Return what brings each parameter's values from the owner of a shard to all.
+
+    That is `fsdp.weights`; values are brought as they are of parameters that a rule, or their size,
+    exempts from compression.
+
+    Args:
+        config: The configuration; `conflicts` has seen to it that weights have a codec.
+        parameters: The model's.
+
+    Returns:
+        Codecs by parameter name.
+    """
+    chosen, _ = _deciding(config.rules, parameters)
+    codec, plain = config.fsdp.weights.build(), NoCompression()
+    assert isinstance(codec, Codec)
+
+    def exempt(parameter: ParameterInfo) -> bool:
+        index = chosen[parameter.name]
+        ruled = index is not None and config.rules[index].compressor.name == "none"
+        return ruled or parameter.elems < config.dense_below.elems
+
+    return {p.name: plain if exempt(p) else codec for p in parameters}
+
+
 Test = Callable[[ParameterInfo], bool]
 
 

@@ -12,6 +12,7 @@ from compressa.config.choices import AnyCompressor
 from compressa.config.mistakes import Mistake, refuse, show
 from compressa.config.pipeline import Pipeline
 from compressa.config.sections import (
+    FSDP,
     NONE,
     DenseBelow,
     Engine,
@@ -111,6 +112,7 @@ class Settings(Section):
         "in each step, by the hook.",
     )
     pipeline: Pipeline = Field(default_factory=Pipeline)
+    fsdp: FSDP = Field(default_factory=FSDP)
     exchange: Exchange = Field(default_factory=Exchange)
     schedule: Schedule = Field(default_factory=Schedule)
     engine: Engine = Field(default_factory=Engine)
