@@ -1,11 +1,14 @@
 """Pages for readers and their fenced blocks, as the tests of documents see them.
 
-A block's info string is its language and options, such as `python title="train.py"`:
+A block's info string is its language, and a title or, in braces, further options, such as
+`python title="train.py"` or `{ .python data-fragment="it needs a GPU" }`:
 
 - `title="FILE"`: the block is that file; scripts, configurations and commands of the page find it.
 - `title="output"`, of a `text` block: what the page's Python prints on rank 0.
-- `fragment="WHY"`, of Python: it is not run but parsed, for that reason.
-- `tested="FILE"`: a test file of its own has it instead of the tests of all pages.
+- `data-fragment="WHY"`, of Python: it is not run but parsed, for that reason.
+- `data-tested="FILE"`: a test file of its own has it instead of the tests of all pages.
+
+Without braces MkDocs takes no option but a title.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 OPENED = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
-OPTION = re.compile(r'(\w+)="([^"]*)"')
+OPTION = re.compile(r'([\w-]+)="([^"]*)"')
+IN_BRACES = re.compile(r"\{ \.(.*) \}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Block:
     @property
     def runs(self) -> bool:
         """Whether it is Python that is run with its page."""
-        elsewhere = {"fragment", "tested"} & self.options.keys()
+        elsewhere = {"data-fragment", "data-tested"} & self.options.keys()
         return self.language == "python" and not elsewhere
 
 
@@ -99,12 +103,26 @@ def blocks_of(page: Path, content: str) -> list[Block]:
             code.append(inner)
         else:
             raise ValueError(f"{page}:{number}: the block is not closed")
-        language, _, rest = opened["info"].strip().partition(" ")
-        if OPTION.sub("", rest).strip():
-            raise ValueError(f"{page}:{number}: not an option: {rest}")
+        language, options = info_of(opened["info"].strip(), f"{page}:{number}")
         inside = textwrap.dedent("".join(f"{one}\n" for one in code))
-        found.append(Block(page, number, language, dict(OPTION.findall(rest)), inside))
+        found.append(Block(page, number, language, options, inside))
     return found
+
+
+def info_of(info: str, place: str) -> tuple[str, dict[str, str]]:
+    """Return the language and the options of an info string.
+
+    Raises:
+        ValueError: It is not as this module says.
+    """
+    braced = IN_BRACES.fullmatch(info)
+    language, _, rest = (braced[1] if braced else info).partition(" ")
+    options = dict(OPTION.findall(rest))
+    if OPTION.sub("", rest).strip():
+        raise ValueError(f"{place}: not an option: {rest}")
+    if not braced and options.keys() - {"title"}:
+        raise ValueError(f"{place}: write {{ .{info} }}, or MkDocs shows the fence as text")
+    return language, options
 
 
 def running_text(page: Path) -> str:

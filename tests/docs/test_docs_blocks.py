@@ -12,8 +12,8 @@ from _documents import DOCS, README, ROOT, Block, all_blocks, blocks_of, name, p
 KINDS = {"sh", "toml", "python", "text", "json"}
 OPTIONS = {
     "sh": {"title"},
-    "toml": {"title", "tested"},
-    "python": {"title", "tested", "fragment"},
+    "toml": {"title", "data-tested"},
+    "python": {"title", "data-tested", "data-fragment"},
     "text": {"title"},
     "json": {"title"},
 }
@@ -28,7 +28,7 @@ def known(block: Block) -> str:
         return f"{block.place}: its language is none of {sorted(KINDS)}"
     if unknown := block.options.keys() - OPTIONS[block.language]:
         return f"{block.place}: {sorted(unknown)}: tests/docs/_documents.py has the options"
-    if "fragment" in block.options and len(block.options["fragment"].split()) < 3:
+    if "data-fragment" in block.options and len(block.options["data-fragment"].split()) < 3:
         return f"{block.place}: say why it is not run, in a few words"
     return ""
 
@@ -40,14 +40,29 @@ def test_every_block_is_of_a_kind_that_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "fence", ["```", "```bash", '```python fragment=""', '```python tests="a.py"', "~~~yaml"]
+    "fence",
+    [
+        "```",
+        "```bash",
+        '```{ .python data-fragment="" }',
+        '```{ .python tests="a.py" }',
+        '```{ .sh data-fragment="it is not run" }',
+        "~~~yaml",
+    ],
 )
 def test_a_block_of_no_known_kind_is_refused(fence: str) -> None:
     (block,) = blocks_of(README, f"Text.\n\n{fence}\nx = 1\n{fence[:3]}\n")
     assert known(block).startswith("README.md:3: ")
 
 
-@pytest.mark.parametrize("content", ["```sh\nls\n", "```python not run\nx\n```\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "```sh\nls\n",
+        "```python not run\nx\n```\n",
+        '```python data-fragment="it is not run"\nx\n```\n',
+    ],
+)
 def test_a_block_that_can_not_be_read_is_refused(content: str) -> None:
     with pytest.raises(ValueError, match=r":1: "):
         blocks_of(Path("page.md"), content)
@@ -56,14 +71,14 @@ def test_a_block_that_can_not_be_read_is_refused(content: str) -> None:
 def test_what_is_said_to_be_tested_elsewhere_is() -> None:
     tests = {file.name: file for file in (ROOT / "tests").rglob("test_*.py")}
     for block in all_blocks():
-        if test := block.options.get("tested"):
+        if test := block.options.get("data-tested"):
             own = tests[test].read_text(encoding="utf-8")
             assert name(block.page).removeprefix("docs/") in own, f"{block.place}: not in {test}"
 
 
 def test_fragments_are_python() -> None:
     for block in all_blocks("python"):
-        if "fragment" in block.options:
+        if "data-fragment" in block.options:
             ast.parse(block.code, block.place)
 
 

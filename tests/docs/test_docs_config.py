@@ -9,7 +9,7 @@ from _documents import all_blocks
 
 from compressa import load_config
 
-BLOCKS = [block for block in all_blocks("toml") if "tested" not in block.options]
+BLOCKS = [block for block in all_blocks("toml") if "data-tested" not in block.options]
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in BLOCKS])
