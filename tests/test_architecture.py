@@ -147,6 +147,16 @@ FLOORS = {
     "testbed": set(),
     "tracing": set(),
     "link": {"aggregators", "collectives", "config", "engine", "machine"},
+    "integrations": {
+        "aggregators",
+        "codecs",
+        "collectives",
+        "compressor",
+        "config",
+        "engine",
+        "hooks",
+        "parameter_server",
+    },
 }
 
 
@@ -219,8 +229,12 @@ def test_public_names_are_pinned() -> None:
         "Strategy",
         "Timeout",
         "TransportError",
+        "apply_to_fsdp",
         "attach",
         "broadcast",
+        "comm_hook",
+        "compress_edge",
+        "init_from_mpi",
         "init_from_tf_config",
         "load_config",
         "open_engine",
