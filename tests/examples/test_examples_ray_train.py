@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,9 +44,12 @@ def uninterrupted(rank: int) -> str:
 @needs_ray
 @pytest.mark.timeout(400)  # Ray starts ten processes, and the workers twice
 def test_a_run_that_lost_a_worker_has_the_bits_of_one_that_did_not(
-    fresh: Callable[[int], Group], tmp_path: Path
+    fresh: Callable[[int], Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = run_example("ray_train.py", tmp_path, timeout_s=300.0)
+    # A short name, since it is part of those of sockets.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        said = run_example("ray_train.py", tmp_path, timeout_s=300.0)
     # Ray takes a checkpoint up a moment after it was reported, and so may have missed the last one.
     found = re.search(r"^began at (?:20|40), loss ([\d.e-]+), ratio ([\d.]+)$", said, re.M)
     assert found, said
