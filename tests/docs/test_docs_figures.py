@@ -50,6 +50,18 @@ def test_the_times_to_quality_are_those_of_their_file(plan: str) -> None:
         assert row in STRATEGIES, row
 
 
+def test_the_losses_of_pipelines_are_those_of_their_file() -> None:
+    page = (DOCS / "guides" / "pipeline.md").read_text(encoding="utf-8")
+    rows = json.loads((DOCS / "measurements" / "pipeline.json").read_text())["rows"]
+    dense = rows[0]["last_epoch_loss"]
+    assert len(rows) == 7
+    for row in rows:
+        loss, more = row["last_epoch_loss"], 100 * (row["last_epoch_loss"] / dense - 1)
+        sent = row["activation_bytes_per_step"] / 1e3, row["gradient_bytes_per_step"] / 1e3
+        line = f"| {row['way']} | {loss:.3f} | {more:+.1f} % | {sent[0]:.1f} | {sent[1]:.1f} |"
+        assert line in page, line
+
+
 def test_the_losses_of_optimizers_are_those_of_their_file() -> None:
     found = cells("optim")
     losses: dict[str, list[float]] = {}
