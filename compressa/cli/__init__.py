@@ -25,7 +25,7 @@ COMMANDS = {
     "simulate": "How long a measured step would take on other networks, by other schedules.",
     "compressors": "What there is to choose from, and the page of each.",
     "testbed": "Hosts on a shaped network, on one machine.",
-    "info": "What this machine and installation can do.",
+    "doctor": "Look at this machine and installation, and say what to do.",
 }
 """What `--help` says of each subcommand; `NAME.py` here has its Typer app, `NAME_app`."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from compressa.parameters import ParameterInfo, Role
+from compressa.parameters import ParameterInfo, Role, trained_parameters
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (
@@ -31,13 +31,13 @@ def infer_roles(module: nn.Module, *, frozen: bool = False) -> dict[str, Role]:
         frozen: Whether parameters that are not trained have roles, too.
 
     Returns:
-        Roles by the names of `module.named_parameters()`; a shared parameter is there once.
+        Roles by the names of `trained_parameters`, in that order.
 
     Example:
         >>> list(infer_roles(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).values())
         [<Role.WEIGHT: 'weight'>, <Role.BIAS: 'bias'>, <Role.OUTPUT: 'output'>, <Role.BIAS: 'bias'>]
     """
-    named = {name: p for name, p in module.named_parameters() if frozen or p.requires_grad}
+    named = trained_parameters(module, frozen=frozen)
     embeddings = _owned(module, _is_embedding)
     norms = _owned(module, _is_norm)
     roles = {name: _role(name, p, embeddings, norms) for name, p in named.items()}
@@ -59,10 +59,9 @@ def parameter_infos(module: nn.Module, *, frozen: bool = False) -> tuple[Paramet
         frozen: Whether those that are not trained count, too.
     """
     roles = infer_roles(module, frozen=frozen)
-    named = ((name, p) for name, p in module.named_parameters() if name in roles)
     return tuple(
         ParameterInfo(index, name, _shape(p), p.dtype.to_real(), roles[name])
-        for index, (name, p) in enumerate(named)
+        for index, (name, p) in enumerate(trained_parameters(module, frozen=frozen).items())
     )
 
 

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import translate
 
-from compressa.codecs.base import Codec, Contraction
+from compressa.bias import LOSSLESS
+from compressa.codecs.base import Codec
 from compressa.codecs.entropy import Entropy, can_shorten
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
@@ -165,7 +166,7 @@ def _with_feedback(config: Config, choice: CompressorChoice, kind: str) -> Compr
     if level and can_shorten(compressor, config.exchange.kind):
         compressor = Entropy(codec=compressor, level=level)
     wanted = kind not in ("auto", "none") or (kind == "auto" and compressor.error_feedback)
-    if not wanted or compressor.bias(1) == Contraction(1.0) == compressor.bias(1 << 20):
+    if not wanted or compressor.bias(1) == LOSSLESS == compressor.bias(1 << 20):
         return compressor  # nothing is ever left to feed back
     if kind == "ef21":
         return EF21(codec=compressor)

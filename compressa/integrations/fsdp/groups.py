@@ -28,7 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 
 from compressa.config.roles import parameter_infos
 from compressa.errors import StateError
-from compressa.parameters import ParameterInfo, Segment
+from compressa.parameters import ParameterInfo, Segment, trained_parameters
 
 CALLER = "compressa.apply_to_fsdp"
 DTYPES = (torch.float32, torch.bfloat16)
@@ -159,7 +159,7 @@ def sharding_of(model: nn.Module) -> Sharding:
     info = inners[0].mesh_info
     if any(inner.mesh_info.shard_process_group != info.shard_process_group for inner in inners):
         raise StateError(f"{CALLER}: modules are sharded over different meshes; shard all over one")
-    known = {id(p): name for name, p in module.named_parameters()}
+    known = {id(p): name for name, p in trained_parameters(module, frozen=True).items()}
     infos = {info.name: info for info in parameter_infos(module, frozen=True)}
     ranks = info.shard_process_group.size()
     groups = [
