@@ -111,6 +111,16 @@ FLOORS = {
         "tracing",
         "transports",
     },
+    "integrations": {
+        "aggregators",
+        "codecs",
+        "collectives",
+        "compressor",
+        "config",
+        "engine",
+        "hooks",
+        "parameter_server",
+    },
     "overlap": {"compressor", "config", "engine", "hooks"},
     "strategies": {
         "aggregators",
@@ -147,16 +157,6 @@ FLOORS = {
     "testbed": set(),
     "tracing": set(),
     "link": {"aggregators", "collectives", "config", "engine", "machine"},
-    "integrations": {
-        "aggregators",
-        "codecs",
-        "collectives",
-        "compressor",
-        "config",
-        "engine",
-        "hooks",
-        "parameter_server",
-    },
 }
 
 
