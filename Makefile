@@ -1,5 +1,7 @@
 # What a person runs, and what CI runs. Everything lives in .venv; PYTHON chooses the interpreter.
 PYTHON ?= python3
+# make install TORCH=cpu takes PyTorch's build for the CPU: PyPI's for Linux brings CUDA, 5.6 GB.
+TORCH ?=
 BIN := .venv/bin
 TESTS ?= tests
 GPU_PYTHON ?= 3.12
@@ -14,7 +16,7 @@ install: .venv/installed
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "compressa needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments,integrations,docs,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH)) --editable '.[experiments,integrations,docs,dev]'
 	touch $@
 
 check: install

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
+from torch import nn
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Of gradients that can be combined; complex ones are pairs of them."""
@@ -25,6 +26,37 @@ def as_real(values: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(values) if values.is_complex() else values
 
 
+def plain_name(name: str) -> str:
+    """Return a parameter's name as it is without what `torch.compile` and checkpointing wrap.
+
+    Args:
+        name: In `module.named_parameters()`.
+
+    Example:
+        >>> plain_name("_orig_mod.blocks.0._checkpoint_wrapped_module.weight")
+        'blocks.0.weight'
+    """
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name
+
+
+def plain_parameters(module: nn.Module, *, frozen: bool) -> dict[str, nn.Parameter]:
+    """Return a module's parameters by plain name; a shared one is there once.
+
+    Args:
+        module: Any.
+        frozen: Whether those that are not trained count, too.
+    """
+    named = module.named_parameters()
+    return {plain_name(name): p for name, p in named if frozen or p.requires_grad}
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return what is trained of a module, by plain name; a shared parameter is there once."""
+    return plain_parameters(module, frozen=False)
+
+
 class Role(StrEnum):
     """What a parameter does in its model; rules in the configuration can match it."""
 
@@ -41,7 +73,7 @@ class ParameterInfo:
 
     Attributes:
         index: Position in the model's parameter list; the same on every rank.
-        name: Name in `module.named_parameters()`; state is keyed by it.
+        name: Its `plain_name` in the module; state is keyed by it.
         shape: Shape of the parameter; of a complex one that of `as_real`.
         dtype: Dtype of its gradient; of a complex one that of its two parts.
         role: What it does in the model.

@@ -60,7 +60,7 @@ def in_exchange(step: int, strike: Strike) -> Iterator[None]:
 def in_registration(part: int, strike: Strike) -> Iterator[None]:
     """Before it, or in the middle; which of them, `part` settles."""
     targets: list[tuple[Any, str]] = [
-        (register, "_check_model"),
+        (register, "check_unregistered"),
         (startup, "agree"),
         (startup, "open_transport"),
         (process_groups, "new_group"),

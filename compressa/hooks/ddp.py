@@ -9,6 +9,7 @@ is instead of DDP's reading of a failed future.
 # No `from __future__ import annotations` here: DDP compares the hook's annotation of `bucket`
 # with the class itself.
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa.engine.device_stream import Ticket
+from compressa.hooks.first_bucket import FirstBucket
 from compressa.hooks.handle import Handle
 from compressa.hooks.refusals import check_inputs
 from compressa.parameters import as_real
@@ -35,6 +37,9 @@ class DDPHook:
         handle: Of the engine.
         names: Parameter names by `id` of the parameter.
         scaler: The user's loss scaler, if any.
+
+    Attributes:
+        handle: As given.
     """
 
     def __init__(
@@ -46,12 +51,21 @@ class DDPHook:
     ) -> None:
         self._model = weakref.ref(model)  # DDP's reducer holds this object, beyond any collector
         self._engine = handle.engine
-        self._handle = handle
+        self.handle = handle
         self._names = names
         self._scaler = scaler
         self._hold_zeros = bool(model.find_unused_parameters)
         self._pending: list[Ticket] = []
-        self._loss_scale: float | None = None
+        self._loss_scale = self._scale()
+        self._first: FirstBucket | None = None
+
+    def expect(self, first: FirstBucket) -> None:
+        """Have something told when the first bucket comes."""
+        self._first = first
+
+    def owns(self, bucket: GradBucket) -> bool:
+        """Whether a bucket is of this hook's model."""
+        return id(bucket.parameters()[0]) in self._names
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Submit one bucket; return a future of its buffer, averaged in place."""
@@ -59,9 +73,12 @@ class DDPHook:
             return self._submit(bucket)
 
     def _submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._first is not None:
+            self._first.came()
+            self._first = None
         if not self._pending:
             Variable._execution_engine.queue_callback(self._wait)
-        self._handle.integrity.begin(self._handle.next_step)
+        self.handle.integrity.begin(self.handle.next_step)
         gradients = {
             self._names[id(parameter)]: gradient
             for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True)
@@ -69,7 +86,7 @@ class DDPHook:
         }
         scale, hold_zeros = self._loss_scale, self._hold_zeros
         combined = (
-            self._handle.submit(gradients, loss_scale=scale, hold_zeros=hold_zeros)
+            self.handle.submit(gradients, loss_scale=scale, hold_zeros=hold_zeros)
             if gradients
             else _nothing()
         )
@@ -94,8 +111,8 @@ class DDPHook:
     def _wait(self) -> None:
         """At the end of backward, before DDP looks at the futures."""
         pending, self._pending = self._pending, []
-        self._handle.wait(pending)
-        self._handle.integrity.tell()
+        self.handle.wait(pending)
+        self.handle.integrity.tell()
 
     def begin_forward(self) -> None:
         """Before a forward pass: a failure is told here, where it can be told.
@@ -103,20 +120,23 @@ class DDPHook:
         The loss scale does not change between this and the backward pass. On a GPU, to read it is
         to wait for the optimizer, which is better done now than in the middle of backward.
         """
-        self._handle.check()
-        if self._engine is not self._handle.engine:  # what was under way is over
-            self._engine, self._pending = self._handle.engine, []
+        self.handle.check()
+        if self._engine is not self.handle.engine:  # what was under way is over
+            self._engine, self._pending = self.handle.engine, []
         tracer = self._engine.tracer
         if tracer.recording is not None:
-            tracer.begin_step(self._handle.next_step)
+            tracer.begin_step(self.handle.next_step)
         model = self._model()
         if model is None:
             return
         self._compare(model)
         if not model.require_backward_grad_sync:
             return  # gradients of this pass go nowhere yet
+        self._loss_scale = self._scale()
+
+    def _scale(self) -> float | None:
         scaled = self._scaler is not None and self._scaler.is_enabled()
-        self._loss_scale = float(self._scaler.get_scale()) if scaled else None
+        return float(self._scaler.get_scale()) if scaled else None
 
     @_disable_dynamo
     def _compare(self, model: DistributedDataParallel) -> None:
@@ -124,7 +144,7 @@ class DDPHook:
 
         A module that was compiled in place is called past its hooks, or compiled anew for them.
         """
-        integrity, step = self._handle.integrity, self._handle.next_step
+        integrity, step = self.handle.integrity, self.handle.next_step
         integrity.settle(step)
         integrity.forward(step)
         compiled = getattr(model.module, "_compiled_call_impl", None) is not None
@@ -164,7 +184,16 @@ def _gradients(bucket: GradBucket) -> list[torch.Tensor]:
     return [part.view(*p.shape, 2) for part, p in zip(parts, parameters, strict=True)]
 
 
-class Reference:
+class HookState(ABC):
+    """What DDP hands to a hook of this library, and keeps with the model."""
+
+    @property
+    @abstractmethod
+    def copied(self) -> bool:
+        """Whether it was copied with something; a model that was copied has no hook."""
+
+
+class Reference(HookState):
     """What DDP's reducer holds of a hook.
 
     No collector looks there for as long as the model lives; and an error of the engine may hold the
@@ -182,6 +211,11 @@ class Reference:
     def __call__(self) -> DDPHook | None:
         """Return the hook, or None if there is none any more."""
         return None if self._hook is None else self._hook()
+
+    @property
+    def copied(self) -> bool:
+        """Whether it is of no hook."""
+        return self._hook is None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the hook out: it has threads and connections."""

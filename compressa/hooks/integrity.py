@@ -28,6 +28,7 @@ from compressa.engine.engine import Engine
 from compressa.engine.replicas.integrity import Check, Difference
 from compressa.errors import StateError
 from compressa.hooks.replicas import broadcast, fault_of
+from compressa.parameters import plain_name
 
 _BUFFER = "buffer"
 _NEVER = -1
@@ -178,7 +179,8 @@ class Integrity:
         """All that DDP brings to all ranks, frozen ones among them."""
         ignored = getattr(self._model(), "parameters_to_ignore", ())
         named = self._module.named_parameters()
-        return {n: p.detach() for n, p in named if n not in ignored and not fault_of(p)}
+        kept = ((n, p.detach()) for n, p in named if n not in ignored and not fault_of(p))
+        return {plain_name(name): p for name, p in kept}
 
     def _writes(self) -> int:
         """A number that grows with each write to a trained parameter."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa.config import Source
 from compressa.errors import StateError
-from compressa.hooks.ddp import BeforeForward, DDPHook, Reference, ddp_hook
+from compressa.hooks.ddp import BeforeForward, DDPHook, HookState, Reference, ddp_hook
+from compressa.hooks.first_bucket import FirstBucket
 from compressa.hooks.handle import Handle
 from compressa.hooks.opening import open_handle
 from compressa.hooks.refusals import check_inputs, check_reducer
+from compressa.parameters import trained_parameters
 
 _registered: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
@@ -44,17 +47,36 @@ def register_comm_hook(
         >>> model = DistributedDataParallel(net)                  # doctest: +SKIP
         >>> handle = register_comm_hook(model, "compressa.toml")  # doctest: +SKIP
     """
-    _check_model(model)
-    handle = open_handle(
-        "register_comm_hook",
+    if not isinstance(model, DistributedDataParallel):
+        raise StateError(
+            f"register_comm_hook takes a DistributedDataParallel, not {type(model).__name__}; "
+            "wrap the network first"
+        )
+    check_unregistered(model)
+    handle = open_for("register_comm_hook", model, config)
+    install(model, handle, scaler)
+    return handle
+
+
+def open_for(caller: str, model: DistributedDataParallel, config: Source) -> Handle:
+    """Open an engine for the gradients of a DDP model. Collective.
+
+    Args:
+        caller: The function that the user called, which errors name.
+        model: Whose gradients.
+        config: Source of the configuration.
+
+    Raises:
+        CompressaError: As `register_comm_hook`.
+    """
+    return open_handle(
+        caller,
         config,
         model.module,
         model.process_group,
         strategies=["hook"],
         check=lambda _: _check_combined_by_hook(model),
     )
-    install(model, handle, scaler)
-    return handle
 
 
 def install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> None:
@@ -66,18 +88,44 @@ def install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> None
         scaler: The `GradScaler`, if losses are scaled.
     """
     with handle.closed_on_error():
-        handle.attach(model)
-        _install(model, handle, scaler)
+        hook = take_over(model, handle, scaler)
+        model.register_comm_hook(Reference(hook), ddp_hook)
+    hook.expect(FirstBucket(partial(_alive, weakref.ref(model))))
 
 
-def _check_model(model: DistributedDataParallel) -> None:
-    if not isinstance(model, DistributedDataParallel):
-        raise StateError(
-            f"register_comm_hook takes a DistributedDataParallel, not {type(model).__name__}; "
-            "wrap the network first"
-        )
-    # A model that was pickled with this hook, and read again, has none.
-    others = [state for _, state in model._comm_hooks if not isinstance(state, Reference)]
+def take_over(model: DistributedDataParallel, handle: Handle, scaler: Any) -> DDPHook:
+    """Return the hook that DDP's function for a model calls; the model holds it.
+
+    Args:
+        model: Wrapped; forward passes are watched from now on.
+        handle: Open for its parameters, over its process group.
+        scaler: The `GradScaler`, if losses are scaled.
+    """
+    handle.attach(model)
+    names = {id(p): name for name, p in trained_parameters(model.module).items()}
+    hook = DDPHook(model, handle, names, scaler)
+    # After a failed backward, DDP's own forward would complain of an internal error.
+    model.register_forward_pre_hook(BeforeForward(hook))
+    _registered.add(model)
+    return hook
+
+
+def check_unregistered(model: DistributedDataParallel, own: object = None) -> None:
+    """Refuse a model that has a hook.
+
+    Args:
+        model: Any.
+        own: The state of a hook that it may have.
+
+    Raises:
+        StateError: It has one.
+    """
+    # A model that was pickled with a hook of ours, and read again, has none.
+    others = [
+        state
+        for _, state in model._comm_hooks
+        if state is not own and not (isinstance(state, HookState) and state.copied)
+    ]
     if model in _registered or others:
         owner = "a compressa" if model in _registered else "another"
         raise StateError(
@@ -91,10 +139,8 @@ def _check_combined_by_hook(model: DistributedDataParallel) -> None:
     check_inputs(model)
 
 
-def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> None:
-    names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
-    hook = DDPHook(model, handle, names, scaler)
-    model.register_comm_hook(Reference(hook), ddp_hook)
-    # After a failed backward, DDP's own forward would complain of an internal error.
-    model.register_forward_pre_hook(BeforeForward(hook))
-    _registered.add(model)
+def _alive(
+    reference: weakref.ref[DistributedDataParallel],
+) -> list[DistributedDataParallel] | None:
+    model = reference()
+    return None if model is None else [model]

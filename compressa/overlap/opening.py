@@ -17,6 +17,7 @@ from compressa.hooks import Handle, broadcast
 from compressa.hooks.opening import open_handle
 from compressa.overlap.reducer import USED
 from compressa.overlap.takeover import fault_of
+from compressa.parameters import trained_parameters
 
 _CALLER = "OverlappedDataParallel"
 _POLICY = "auto"  # the hook's is fifo: it must have everything before backward ends
@@ -74,7 +75,7 @@ def open_overlap(
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return what is trained, by name: what has no elements is in no exchange."""
-    return {n: p for n, p in module.named_parameters() if p.requires_grad and p.numel()}
+    return {name: p for name, p in trained_parameters(module).items() if p.numel()}
 
 
 def _check(optimizer: torch.optim.Optimizer, config: Config) -> None:
