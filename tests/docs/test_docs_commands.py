@@ -37,6 +37,8 @@ def of_blocks() -> list[Command]:
             words = shlex.split(line, comments=True)
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 words.pop(0)  # a variable of the environment
+            if words[:2] == ["uv", "pip"]:
+                words.pop(0)  # it takes what pip takes
             if words:
                 found.append(Command(block.page, block.place, words))
     return found
