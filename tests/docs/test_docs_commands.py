@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -37,8 +38,6 @@ def of_blocks() -> list[Command]:
             words = shlex.split(line, comments=True)
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 words.pop(0)  # a variable of the environment
-            if words[:2] == ["uv", "pip"]:
-                words.pop(0)  # it takes what pip takes
             if words:
                 found.append(Command(block.page, block.place, words))
     return found
@@ -58,9 +57,18 @@ def of(program: str) -> list[Command]:
 
 
 def test_no_command_is_of_an_unknown_kind() -> None:
-    known = {"make", "compressa", "python", "pip", *LAUNCHERS}
+    known = {"make", "compressa", "python", "pip", "uv", *LAUNCHERS}
     assert not [command for command in COMMANDS if command.words[0] not in known]
     assert shutil.which("torchrun", path=str(Path(sys.executable).parent))
+
+
+def test_uv_knows_its_options() -> None:
+    uv = Path(sys.executable).parent / "uv"
+    for command in of("uv"):
+        words = [word for word in command.words[1:3] if not word.startswith("-")]
+        shown = subprocess.run([uv, *words, "--help"], capture_output=True, text=True, check=True)
+        for option in (word for word in command.words if word.startswith("--")):
+            assert option in shown.stdout
 
 
 def test_make_targets_exist() -> None:
