@@ -1,11 +1,13 @@
 # What a person runs, and what CI runs. Everything lives in .venv; PYTHON chooses the interpreter.
 PYTHON ?= python3
+# make install TORCH=cpu takes PyTorch's build for the CPU: PyPI's for Linux brings CUDA, 5.6 GB.
+TORCH ?=
 BIN := .venv/bin
 TESTS ?= tests
 GPU_PYTHON ?= 3.12
 GPU_WHEELS ?= build/gpu-wheels
 
-.PHONY: install check kernels test test-deadlines test-others fuzz stress matrix bench gpu gpu-bundle demo coverage clean
+.PHONY: install check kernels test test-deadlines test-others fuzz stress restarts matrix bench gpu gpu-bundle demo coverage clean
 
 install: .venv/installed
 
@@ -14,7 +16,7 @@ install: .venv/installed
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "compressa needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments,integrations,docs,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH)) --editable '.[experiments,integrations,docs,dev]'
 	touch $@
 
 check: install
@@ -50,6 +52,10 @@ fuzz: install
 # make stress STRESS="--seed 1 --only 7"
 stress: kernels
 	$(BIN)/python tests/stress.py $(STRESS)
+
+# 20 kills of random workers under torchrun, with and without compressa; make restarts RESTARTS="--seed 1"
+restarts: kernels
+	$(BIN)/python tests/restarts.py $(RESTARTS)
 
 # The lowest and the newest versions, on every Python found; make matrix MATRIX="--python 3.13"
 matrix: install

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
         TransportError,
     )
     from compressa.hooks import Handle, broadcast, comm_hook, open_engine, register_comm_hook
-    from compressa.launch import init_from_tf_config
+    from compressa.integrations.fsdp import apply_to_fsdp
+    from compressa.integrations.pipelining import compress_edge
+    from compressa.launch import init_from_mpi, init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
     from compressa.strategies import Strategy, attach
@@ -49,9 +51,12 @@ _HOMES = {
     "Strategy": "compressa.strategies",
     "Timeout": "compressa.errors",
     "TransportError": "compressa.errors",
+    "apply_to_fsdp": "compressa.integrations.fsdp",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
     "comm_hook": "compressa.hooks",
+    "compress_edge": "compressa.integrations.pipelining",
+    "init_from_mpi": "compressa.launch",
     "init_from_tf_config": "compressa.launch",
     "load_config": "compressa.config",
     "open_engine": "compressa.hooks",
@@ -74,9 +79,12 @@ __all__ = [
     "Strategy",
     "Timeout",
     "TransportError",
+    "apply_to_fsdp",
     "attach",
     "broadcast",
     "comm_hook",
+    "compress_edge",
+    "init_from_mpi",
     "init_from_tf_config",
     "load_config",
     "open_engine",

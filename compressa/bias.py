@@ -50,6 +50,10 @@ class Contraction:
     range: Range = field(default=Range(), repr=False)
 
 
+LOSSLESS = Contraction(1.0)
+"""What arrives is what was sent, bit for bit."""
+
+
 @dataclass(frozen=True)
 class Biased:
     """E||C(x) - x||^2 <= noise ||x||^2, for x in a range: for use without feedback."""

@@ -1,6 +1,6 @@
 """What is true of each compressor at its defaults: the one place where it is worked out.
 
-The command line, the README's table and docs/compressors.md show the same facts. Sizes and
+The command line and docs/compressors/index.md show the same facts. Sizes and
 bounds are for a float32 matrix of `SHAPE`, exchanges and an aggregator's bounds for `RANKS` ranks.
 """
 
@@ -16,8 +16,8 @@ from functools import cache
 from compressa import plugins
 from compressa.aggregators import build_aggregator, choose_exchange
 from compressa.aggregators.base import Merge, Round, State, World
-from compressa.bias import EVERY
-from compressa.codecs import Bias, Biased, Codec, Contraction, Fixed, Range, Unbiased
+from compressa.bias import EVERY, LOSSLESS
+from compressa.codecs import Bias, Biased, Codec, Fixed, Range, Unbiased
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.compressor import Compressor, Wrapper
 from compressa.compressors import COMPRESSORS, Entry
@@ -287,7 +287,7 @@ def _bias(compressor: Compressor) -> tuple[str, float | None, Range]:
         bias = compressor.bias(elems)
     if bias is None:
         return "undeclared", None, Range()
-    if bias == Contraction(1.0):
+    if bias == LOSSLESS:
         return "exact", None, bias.range
     if isinstance(bias, Unbiased):
         return "unbiased", bias.omega, bias.range

@@ -304,6 +304,13 @@ class Group:
             process.end()
 
 
+class Strangers(Group):
+    """Ranks that have not met: there is no process group."""
+
+    def _meet(self, address: str = "127.0.0.1") -> None:
+        pass
+
+
 class Pools:
     """One long-lived group per world size, replaced when a job left it in doubt."""
 
@@ -324,6 +331,10 @@ class Pools:
     def fresh(self, size: int) -> Group:
         """Return a new group that the caller ends."""
         return Group(self.zygote, size)
+
+    def strangers(self, size: int) -> Group:
+        """Return ranks without a process group, which the caller ends."""
+        return Strangers(self.zygote, size)
 
     def close(self) -> None:
         """End everything."""

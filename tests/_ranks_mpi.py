@@ -70,9 +70,10 @@ class MpiGroup(Group):
         size: Number of ranks.
         faults: Whether a rank may be killed without the others: mpiexec is told to leave them
             alone, and has shells for children: MPICH's ends all when a child dies by a signal.
+        meet: Whether they make a process group.
     """
 
-    def __init__(self, size: int, *, faults: bool = False) -> None:
+    def __init__(self, size: int, *, faults: bool = False, meet: bool = True) -> None:
         self.size, self.jobs, self.suspect = size, 0, False
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
@@ -93,7 +94,8 @@ class MpiGroup(Group):
                 self.end()
                 raise AssertionError(f"mpiexec starts nothing: {output.read_text()}") from None
         self.processes.sort(key=lambda process: process.rank)
-        self._meet()
+        if meet:
+            self._meet()
 
     def leave_all(self, timeout_s: float) -> int:
         """End all ranks that live the ordinary way; return mpiexec's own code."""
@@ -129,9 +131,9 @@ def _start(size: int, door: Path, faults: bool, output: int) -> subprocess.Popen
 
 
 @contextlib.contextmanager
-def mpi_group(size: int, *, faults: bool = False) -> Iterator[MpiGroup]:
+def mpi_group(size: int, *, faults: bool = False, meet: bool = True) -> Iterator[MpiGroup]:
     """Start a group, and end it."""
-    group = MpiGroup(size, faults=faults)
+    group = MpiGroup(size, faults=faults, meet=meet)
     try:
         yield group
     finally:

@@ -36,7 +36,9 @@ def run_mypy() -> int:
         command += ["-p", "compressa", "-p", "harness", "-p", "benchmarks"]
         package = subprocess.run(command, cwd=folder, check=False).returncode
         scripts = str(ROOT / "experiments")
-        command = [sys.executable, "-m", "mypy", "--strict", *config, *cache, scripts]
+        # Else the root's __init__.py would make the scripts a part of a package.
+        bases = ["--explicit-package-bases", scripts]
+        command = [sys.executable, "-m", "mypy", "--strict", *config, *cache, *bases]
         environment = {"MYPYPATH": f"{folder}:{scripts}", "PATH": "/usr/bin:/bin"}
         experiments = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
     return package or experiments

@@ -20,7 +20,8 @@ from compressa.aggregators.base import Scope, StepContext, World
 from compressa.aggregators.hop_residuals import HopResiduals
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
-from compressa.codecs.base import Codec, Contraction, Draw, Fixed
+from compressa.bias import LOSSLESS
+from compressa.codecs.base import Codec, Draw, Fixed
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.errors import PayloadError
@@ -28,7 +29,6 @@ from compressa.parameters import Layout
 
 _QUICK_ELEMS = 1 << 14
 _HOP_SHIFT = 16  # a Draw's rank has 23 bits
-_LOSSLESS = Contraction(1.0)
 
 
 class SpanPayloads:
@@ -63,7 +63,7 @@ class SpanPayloads:
         self.layout = layout
         self.rank = world.rank
         self.align_elems = align_elems
-        self.lossless = codec.bias(layout.elems) == _LOSSLESS
+        self.lossless = codec.bias(layout.elems) == LOSSLESS
         self._world = world
         padded = [-(-s.elems // align_elems) * align_elems for s in layout.segments]
         *self._starts, end = accumulate(padded, initial=0)

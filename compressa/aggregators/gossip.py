@@ -37,13 +37,13 @@ from compressa.aggregators.base import (
 )
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
-from compressa.codecs.base import Codec, Contraction
+from compressa.bias import LOSSLESS
+from compressa.codecs.base import Codec
 from compressa.codecs.shrunk import contraction_of
 from compressa.collectives.graphs import Graph
 from compressa.parameters import Layout
 
 ESTIMATE, DISTANCE = "gossip_estimate", "gossip_distance"
-_LOSSLESS = Contraction(1.0)
 
 
 class Gossiped(Aggregator):
@@ -67,7 +67,7 @@ class Gossiped(Aggregator):
         self._own_weight = world.graph.weights[world.rank][world.rank]
         scopes = whole_scopes(layout)
         self._scopes = ScopePayload(codec, layout.unit, scopes, world, feedback=None)
-        self._lossless = codec.bias(layout.elems) == _LOSSLESS
+        self._lossless = codec.bias(layout.elems) == LOSSLESS
         self._estimate = self._distance = list[torch.Tensor]()
         if not self._lossless:
             self._estimate = [_part(scope, world, ESTIMATE) for scope in scopes]

@@ -31,11 +31,10 @@ from compressa.aggregators.base import (
     whole_scopes,
 )
 from compressa.aggregators.scopes import ScopePayload
-from compressa.codecs.base import Codec, Contraction
+from compressa.bias import LOSSLESS
+from compressa.codecs.base import Codec
 from compressa.collectives.digraphs import Digraph
 from compressa.parameters import Layout
-
-_LOSSLESS = Contraction(1.0)
 
 
 class PushSum(Aggregator):
@@ -69,7 +68,7 @@ class PushSum(Aggregator):
         heard = max(len(senders) for _, _, senders in self._meetings)
         self._buffers = [self._scopes.buffer() for _ in range(heard)]
         self._decoded = list[torch.Tensor]()
-        if codec.bias(layout.elems) == _LOSSLESS:
+        if codec.bias(layout.elems) == LOSSLESS:
             sizes = (scope.segment.elems for scope in scopes)
             self._decoded = [torch.empty(n, device=world.device) for n in sizes]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = {
+    "init": "Write a configuration to begin with, for a model and a link.",
     "config": "Check, show and describe configurations.",
     "explain": "Which exchanges a configuration means, and how long they should take.",
     "link": "What this network is like, for exchange.link.",
@@ -25,7 +26,7 @@ COMMANDS = {
     "simulate": "How long a measured step would take on other networks, by other schedules.",
     "compressors": "What there is to choose from, and the page of each.",
     "testbed": "Hosts on a shaped network, on one machine.",
-    "info": "What this machine and installation can do.",
+    "doctor": "Look at this machine and installation, and say what to do.",
 }
 """What `--help` says of each subcommand; `NAME.py` here has its Typer app, `NAME_app`."""
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from compressa.arrays import scratch_tensor
+from compressa.bias import LOSSLESS
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Reduction
 from compressa.codecs.fused import Fused
 
@@ -55,7 +56,7 @@ class NoCompression(Codec):
 
     def bias(self, elems: int) -> Contraction:
         """Exact."""
-        return Contraction(1.0)
+        return LOSSLESS
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Copy."""

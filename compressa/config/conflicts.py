@@ -8,7 +8,9 @@ from compressa.codecs._zstandard import missing_library
 from compressa.codecs.base import Biased, Codec, Fixed, Unbiased
 from compressa.codecs.entropy import can_shorten
 from compressa.compressor import Compressor, Granularity
+from compressa.config.fsdp import fsdp_conflicts
 from compressa.config.mistakes import Mistake, Path
+from compressa.config.pipeline import pipeline_conflicts
 from compressa.config.settings import Settings
 from compressa.config.strategy_conflicts import strategy_conflicts
 from compressa.config.uses import TYPICAL_ELEMS, Use, uses_of
@@ -36,6 +38,8 @@ def conflicts(config: Settings) -> list[Mistake]:
     found += _trace_conflicts(config)
     found += _secret_conflicts(config)
     found += _warmup_conflicts(config)
+    found += fsdp_conflicts(config.fsdp)
+    found += pipeline_conflicts(config.pipeline)
     found += strategy_conflicts(config, uses)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))

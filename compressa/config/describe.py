@@ -42,6 +42,15 @@ _WANTED = {
     "too_short": "a list of at least one",
 }
 
+_UNITS = {"_bits_per_s": "bits per second", "_bytes": "bytes", "_s": "seconds"}
+"""What settings are in, by how their names end."""
+
+_MEANT = {
+    "error_feedback": 'write kind = "error" in [feedback]; if nothing is written there, each '
+    "compressor that needs error feedback has it"
+}
+"""What to write instead of a setting's name that is not one, where the likeness misleads."""
+
 
 def describe(error: ErrorDetails, raw: Mapping[str, Any]) -> Iterator[Mistake]:
     """Yield the mistakes of one of pydantic's errors.
@@ -84,11 +93,24 @@ def _say_type(error: ErrorDetails) -> str:
     wanted = _WANTED.get(error["type"])
     if wanted is None:
         return error["msg"][:1].lower() + error["msg"][1:]
-    return f"must be {wanted}, not {show(error['input'])}"
+    unit = _unit(error["loc"]) if wanted.endswith("number") else ""
+    tables = "; write [[rules]] above each rule" if _one_rule(error) else ""
+    return f"must be {wanted}{unit and f' of {unit}'}, not {show(error['input'])}{tables}"
+
+
+def _unit(loc: Path) -> str:
+    key = next((part for part in reversed(loc) if isinstance(part, str)), "")
+    return next((unit for end, unit in _UNITS.items() if key.endswith(end)), "")
+
+
+def _one_rule(error: ErrorDetails) -> bool:
+    return error["loc"] == ("rules",) and isinstance(error["input"], Mapping)
 
 
 def _say_unknown_key(error: ErrorDetails) -> str:
     *parents, key = error["loc"]
+    if key in _MEANT:
+        return f"is not a setting; {_MEANT[str(key)]}"
     known = list(_model_at(parents).model_fields)
     near = nearest(key, known)
     return f"is not a setting{near or '; known here are ' + ', '.join(known)}"
@@ -136,7 +158,8 @@ def _say_bounds(error: ErrorDetails) -> str:
         keys.pop()
     field = _field(_model_at(keys[:-1]), str(keys[-1]))
     wanted = bounds_text(_constraints(field)) or error["msg"].removeprefix("Input should be ")
-    return f"must be {wanted}, not {show(error['input'])}"
+    unit = _unit(error["loc"])
+    return f"must be {wanted}{unit and f' {unit}'}, not {show(error['input'])}"
 
 
 def _field(model: type[BaseModel], key: str) -> FieldInfo | None:

@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -15,8 +15,12 @@ from compressa import files
 from compressa.config.describe import describe
 from compressa.config.mistakes import MISTAKES, Mistake, Path, report
 from compressa.config.model import Config
+from compressa.config.not_toml import likely_slip
 from compressa.config.positions import key_lines
 from compressa.errors import ConfigError, escaped
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _NOTHING: Mapping[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "none"}}
 """A rule that cannot be in conflict with anything."""
@@ -114,13 +118,19 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ConfigError(f"{where}: {_TOO_DEEP}") from error
     except tomllib.TOMLDecodeError as error:
-        message = str(error)
-        at = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
-        what = message[: at.start()] if at else message
-        place = f"line {at[1]}, column {at[2]}" if at and at[1] else "end of the file"
-        raise ConfigError(f"{where}: {place}: is not valid TOML: {what}") from error
+        raise ConfigError(f"{where}: {_not_toml(text, str(error))}") from error
     except ValueError as error:  # Python reads no number of so many digits
         raise ConfigError(f"{where}: holds a number that is too long: {error}") from error
+
+
+def _not_toml(text: str, message: str) -> str:
+    """Say where text is not TOML, and what to write instead, or else what tomllib says."""
+    at = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+    if at is None or at[1] is None:
+        what = message[: at.start()] if at else message
+        return f"end of the file: is not valid TOML: {what}"
+    what = likely_slip(text, int(at[1]), int(at[2])) or message[: at.start()]
+    return f"line {at[1]}, column {at[2]}: is not valid TOML: {what}"
 
 
 def _validate(raw: dict[str, Any], where: str, text: str) -> Config:
@@ -129,13 +139,18 @@ def _validate(raw: dict[str, Any], where: str, text: str) -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False)
+        found = [one for one in error.errors(include_url=False) if not _miscounted(one)]
     mistakes = [mistake for one in found[:_MOST_MISTAKES] for mistake in describe(one, raw)]
     if len(found) <= _MOST_MISTAKES:
         mistakes += _hidden(raw, mistakes)
     more = max(0, len(found) - _MOST_MISTAKES) + max(0, len(mistakes) - _MOST_MISTAKES)
     lines = key_lines(text, raw) if text else {}
     raise ConfigError(report(where, mistakes[:_MOST_MISTAKES], lines, more))
+
+
+def _miscounted(error: ErrorDetails) -> bool:
+    """Tell whether a list is called too short only since pydantic counts no wrong items."""
+    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
 def _depth(raw: object) -> int:

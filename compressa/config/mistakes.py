@@ -81,6 +81,8 @@ def show(value: object) -> str:
         return f'"{_cut(value)}"'
     if isinstance(value, Mapping):
         return "a table"
+    if isinstance(value, list | tuple) and not value:
+        return "[]"
     try:
         return _cut(repr(value))
     except (RecursionError, ValueError):  # Python writes out no number of so many digits

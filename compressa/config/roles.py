@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from compressa.parameters import ParameterInfo, Role, trained_parameters
+from compressa.parameters import ParameterInfo, Role, plain_parameters
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (
@@ -18,7 +18,7 @@ _NORMS = (
 )
 
 
-def infer_roles(module: nn.Module) -> dict[str, Role]:
+def infer_roles(module: nn.Module, *, frozen: bool = False) -> dict[str, Role]:
     """Return the role of each trainable parameter.
 
     The first that holds decides: the weight of an embedding (an output weight tied to it
@@ -28,15 +28,16 @@ def infer_roles(module: nn.Module) -> dict[str, Role]:
 
     Args:
         module: Any model.
+        frozen: Whether parameters that are not trained have roles, too.
 
     Returns:
-        Roles by the names of `trained_parameters`, in that order.
+        Roles by the names of `plain_parameters`, in that order.
 
     Example:
         >>> list(infer_roles(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).values())
         [<Role.WEIGHT: 'weight'>, <Role.BIAS: 'bias'>, <Role.OUTPUT: 'output'>, <Role.BIAS: 'bias'>]
     """
-    named = trained_parameters(module)
+    named = plain_parameters(module, frozen=frozen)
     embeddings = _owned(module, _is_embedding)
     norms = _owned(module, _is_norm)
     roles = {name: _role(name, p, embeddings, norms) for name, p in named.items()}
@@ -48,15 +49,20 @@ def infer_roles(module: nn.Module) -> dict[str, Role]:
     return roles
 
 
-def parameter_infos(module: nn.Module) -> tuple[ParameterInfo, ...]:
+def parameter_infos(module: nn.Module, *, frozen: bool = False) -> tuple[ParameterInfo, ...]:
     """Return the facts about each trainable parameter, in the model's order.
 
     A complex one counts as real, with its real and its imaginary parts in a last dimension of 2.
+
+    Args:
+        module: Any model.
+        frozen: Whether those that are not trained count, too.
     """
-    roles = infer_roles(module)
+    roles = infer_roles(module, frozen=frozen)
+    named = plain_parameters(module, frozen=frozen)
     return tuple(
         ParameterInfo(index, name, _shape(p), p.dtype.to_real(), roles[name])
-        for index, (name, p) in enumerate(trained_parameters(module).items())
+        for index, (name, p) in enumerate(named.items())
     )
 
 

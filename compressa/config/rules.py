@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import translate
 
-from compressa.codecs.base import Codec, Contraction
+from compressa.bias import LOSSLESS
+from compressa.codecs.base import Codec
 from compressa.codecs.entropy import Entropy, can_shorten
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
@@ -63,6 +64,31 @@ def assign(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Com
     built = {index: _build(config, index) for index in set(chosen.values())}
     plain = NoCompression()
     return {p.name: plain if p.exact else built[chosen[p.name]] for p in parameters}
+
+
+def assign_weights(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Codec]:
+    """Return what brings each parameter's values from the owner of a shard to all.
+
+    That is `fsdp.weights`; values are brought as they are of parameters that a rule, or their size,
+    exempts from compression.
+
+    Args:
+        config: The configuration; `conflicts` has seen to it that weights have a codec.
+        parameters: The model's.
+
+    Returns:
+        Codecs by parameter name.
+    """
+    chosen, _ = _deciding(config.rules, parameters)
+    codec, plain = config.fsdp.weights.build(), NoCompression()
+    assert isinstance(codec, Codec)
+
+    def exempt(parameter: ParameterInfo) -> bool:
+        index = chosen[parameter.name]
+        ruled = index is not None and config.rules[index].compressor.name == "none"
+        return ruled or parameter.elems < config.dense_below.elems
+
+    return {p.name: plain if exempt(p) else codec for p in parameters}
 
 
 Test = Callable[[ParameterInfo], bool]
@@ -140,7 +166,7 @@ def _with_feedback(config: Config, choice: CompressorChoice, kind: str) -> Compr
     if level and can_shorten(compressor, config.exchange.kind):
         compressor = Entropy(codec=compressor, level=level)
     wanted = kind not in ("auto", "none") or (kind == "auto" and compressor.error_feedback)
-    if not wanted or compressor.bias(1) == Contraction(1.0) == compressor.bias(1 << 20):
+    if not wanted or compressor.bias(1) == LOSSLESS == compressor.bias(1 << 20):
         return compressor  # nothing is ever left to feed back
     if kind == "ef21":
         return EF21(codec=compressor)

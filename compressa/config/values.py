@@ -1,7 +1,7 @@
-"""Kinds of values in a configuration: ranges of numbers, sizes in bytes, names and places.
+"""Kinds of values in a configuration: ranges of numbers, sizes in bytes, rates, names and places.
 
-Sizes are numbers or as people write them: "4MiB", "256 KiB", "1.5MB". pydantic's `ByteSize` is not
-as strict as the rest: it takes "4MiB/s" for 4 MiB, and "0.3B" for 0.
+Sizes and rates are numbers or as people write them: "4MiB", "1.5MB", "100mbit". pydantic's
+`ByteSize` is not as strict as the rest: it takes "4MiB/s" for 4 MiB, and "0.3B" for 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from annotated_types import Ge, Le
 from pydantic import BeforeValidator, WithJsonSchema
 
 from compressa.config.mistakes import show
+from compressa.rates import PATTERN, parse_rate
 
 Seconds = Annotated[float, Ge(1e-3), Le(7 * 24 * 3600)]
 """A wait: longer than a call takes, and no longer than the system's own timeouts can be."""
@@ -27,9 +28,6 @@ Count = Annotated[int, Ge(0), Le(1 << 53)]
 
 FewSteps = Annotated[int, Ge(1), Le(1 << 20)]
 """Steps of which something is kept."""
-
-BitsPerSecond = Annotated[float, Ge(1e3), Le(1e15)]
-"""Speed of a link: from a modem's to a thousand of today's fastest."""
 
 Norm = Annotated[float, Ge(1e-30), Le(1e30)]
 """A length that float32 can hold, and its square root over the ranks."""
@@ -84,6 +82,22 @@ WireBytes = Annotated[_Bytes, Ge(1), Le(1 << 30), _schema(1, 1 << 30)]
 
 BurstBytes = Annotated[_Bytes, Ge(2048), Le(1 << 30), _schema(2048, 1 << 30)]
 """Of what leaves at once where sending is paced: no less than a packet with its headers."""
+
+
+def _read_rate(value: object) -> object:
+    return parse_rate(value) if isinstance(value, str) else value
+
+
+_RATES = {
+    "anyOf": [
+        {"type": "number", "minimum": 1000, "maximum": 10**15},
+        {"type": "string", "pattern": PATTERN},
+    ]
+}
+BitsPerSecond = Annotated[
+    float, BeforeValidator(_read_rate), Ge(1000), Le(10**15), WithJsonSchema(_RATES)
+]
+"""Speed of a link: from a modem's to a thousand of today's fastest."""
 
 _NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 

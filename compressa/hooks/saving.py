@@ -24,7 +24,7 @@ _STEP = "step"
 
 
 class Keeper(Protocol):
-    """What keeps state on all ranks: an engine, or the worker of a parameter server."""
+    """What keeps state on all ranks: an engine, the worker of a parameter server, or shards."""
 
     @property
     def session(self) -> Session:
@@ -39,7 +39,7 @@ class Keeper(Protocol):
         """By which the state is named."""
 
 
-def state_dict(engine: Engine, step: int) -> dict[str, torch.Tensor]:
+def state_dict(engine: Keeper, step: int) -> dict[str, torch.Tensor]:
     """Return this rank's state under keys that begin with the rank, and the next step.
 
     Args:
@@ -54,7 +54,7 @@ def state_dict(engine: Engine, step: int) -> dict[str, torch.Tensor]:
     return {**state, prefix + _STEP: torch.tensor(step)}
 
 
-def load_state_dict(engine: Engine, saved: Mapping[str, Any]) -> int:
+def load_state_dict(engine: Keeper, saved: Mapping[str, Any]) -> int:
     """Take back what `state_dict` gave; return the next step.
 
     Args:

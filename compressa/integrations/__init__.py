@@ -1,4 +1,1 @@
-"""Integrations: one line for those who train by Accelerate, Lightning or Trainer.
-
-Each module imports its framework, and is imported only where you ask for it.
-"""
+"""Integrations: what other trainers and wrappers need; each module imports its own, where asked."""

@@ -9,15 +9,14 @@ import torch
 from compressa.aggregators.base import Scope, StepContext, World
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
-from compressa.codecs.base import Codec, Contraction
+from compressa.bias import LOSSLESS
+from compressa.codecs.base import Codec
 from compressa.codecs.none import NoCompression
 from compressa.codecs.payload import HEADER_BYTES, read_header
 from compressa.codecs.shrunk import contraction_of
 from compressa.errors import PayloadError
 from compressa.parameter_server.protocol import unwrapped
 from compressa.parameters import Segment
-
-_LOSSLESS = Contraction(1.0)
 
 
 class AnswerCoder:
@@ -39,7 +38,7 @@ class AnswerCoder:
     def __init__(self, number: int, segment: Segment, codec: Codec, world: World) -> None:
         codec = contraction_of(codec)
         scope, self._segment, self._device = Scope(0, 0, segment), segment, world.device
-        self.lossless = codec.bias(segment.elems) == _LOSSLESS
+        self.lossless = codec.bias(segment.elems) == LOSSLESS
         self._whole = ScopePayload(NoCompression(), number, [scope], world, feedback=None)
         self._payload = ScopePayload(codec, number, [scope], world, feedback=None)
 

@@ -49,20 +49,22 @@ class Coding:
     rule: FeedbackRule | None
 
 
-def coding_of(compressor: Compressor, key: ParameterInfo) -> Coding:
+def coding_of(
+    compressor: Compressor, key: ParameterInfo, who: str = "a parameter server"
+) -> Coding:
     """Resolve the compressor of a key.
 
     Args:
         compressor: As a configuration assigns it.
         key: The key.
+        who: Whoever decodes and sums, for messages.
 
     Raises:
-        ConfigError: A server can not sum what it sends.
+        ConfigError: It can not sum what is sent.
     """
     if compressor.breakpoints:
         raise ConfigError(
-            f"key {key.name!r}: a parameter server keeps one compressor for all steps; leave "
-            "warmup out"
+            f"key {key.name!r}: {who} keeps one compressor for all steps; leave warmup out"
         )
     own = compressor.for_parameter(key)
     if isinstance(own, ErrorFeedback):
@@ -70,8 +72,8 @@ def coding_of(compressor: Compressor, key: ParameterInfo) -> Coding:
     if isinstance(own, Codec):
         return Coding(own, own, None)
     raise ConfigError(
-        f"key {key.name!r}: {own.name} is no codec with plain error feedback, whose payloads a "
-        "server could decode and add up by themselves; choose a codec, such as int8, onebit or "
+        f"key {key.name!r}: {own.name} is no codec with plain error feedback, whose payloads "
+        f"{who} could decode and add up by themselves; choose a codec, such as int8, onebit or "
         "topk, with feedback.kind = auto, error, scaled or none, and no momentum"
     )
 

@@ -29,15 +29,14 @@ import torch
 from compressa.aggregators.base import Scope, State, StepContext, World
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
-from compressa.codecs.base import Codec, Contraction
+from compressa.bias import LOSSLESS
+from compressa.codecs.base import Codec
 from compressa.codecs.shrunk import contraction_of
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.collectives.graphs import Graph
 from compressa.engine.measuring.profiler import Ledger
 from compressa.parameter_server.programs import Programs
 from compressa.parameters import ParameterInfo, Segment
-
-_LOSSLESS = Contraction(1.0)
 
 
 def pairs_of(graph: Graph) -> list[tuple[int, int]]:
@@ -108,7 +107,7 @@ class Pair:
         self.number, self.values, self._lock = number, values, lock
         self._payload = ScopePayload(codec, number, [scope], world, feedback=None)
         self._rank = world.rank
-        lossless = codec.bias(info.elems) == _LOSSLESS
+        lossless = codec.bias(info.elems) == LOSSLESS
         self.estimate = None if lossless else values.clone()
         self._own = torch.empty_like(values)  # what was sent, decoded
         self.sent, self.room = self._payload.buffer(), self._payload.buffer()

@@ -15,9 +15,8 @@ import re
 from dataclasses import dataclass, replace
 
 from compressa.errors import ConfigError
+from compressa.rates import parse_rate, rate_text
 
-_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_TEXT = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmg]?bit)(/s|ps)?")
 _DELAYED = re.compile(r"(?P<rest>[^+]*?)\s*\+\s*(?P<ms>\d+(\.\d+)?)\s*ms")
 _LOWEST_BITS_PER_S = 1e5
 _HIGHEST_BITS_PER_S = 1e11
@@ -120,22 +119,22 @@ class LinkSpec:
         if plain == "unshaped":
             return cls(rate_bits_per_s=None)
         whole, *connection = reversed(plain.split(" of ", 1))
-        matches = [_TEXT.fullmatch(part.strip()) for part in (whole, *connection)]
-        rates = [_bits_per_s(match) for match in matches if match is not None]
-        if len(rates) < len(matches):
+        try:
+            rates = [parse_rate(part) for part in (whole, *connection)]
+        except ValueError:
             raise ConfigError(
                 f'"{text}" is not a link; write a number with kbit, mbit or gbit, such as '
                 '"100mbit", "1gbit", "250mbit of 1gbit" or "10mbit+100ms", or write "unshaped".'
-            )
+            ) from None
         return cls(rate_bits_per_s=rates[0], connection_bits_per_s=rates[1] if connection else None)
 
     def __str__(self) -> str:
         """The shortest text that `parse` reads back as the same link."""
-        own = "unshaped" if self.rate_bits_per_s is None else _text(self.rate_bits_per_s)
+        own = "unshaped" if self.rate_bits_per_s is None else rate_text(self.rate_bits_per_s)
         if self.delay_ms:
             return f"{own}+{f'{self.delay_ms:.3f}'.rstrip('0').rstrip('.')}ms"
         connection = self.connection_bits_per_s
-        return own if connection is None else f"{_text(connection)} of {own}"
+        return own if connection is None else f"{rate_text(connection)} of {own}"
 
     @property
     def without_limit(self) -> LinkSpec:
@@ -189,12 +188,3 @@ class LinkSpec:
             return 0.0
         limit = self.connection_bits_per_s or self.rate_bits_per_s
         return n_bytes * 8 / min(self.rate_bits_per_s, connections * limit)
-
-
-def _bits_per_s(match: re.Match[str]) -> float:
-    return float(round(float(match["number"]) * _UNITS[match["unit"]]))
-
-
-def _text(bits_per_s: float) -> str:
-    unit = max((u for u in _UNITS if _UNITS[u] <= bits_per_s), key=_UNITS.__getitem__)
-    return f"{bits_per_s / _UNITS[unit]:.12g}{unit}"

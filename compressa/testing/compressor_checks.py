@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from compressa.codecs.base import Contraction, codec_of
+from compressa.bias import LOSSLESS
+from compressa.codecs.base import codec_of
 from compressa.compressor import Compressor
 from compressa.errors import ConfigError
 from compressa.parameters import ParameterInfo
@@ -202,7 +203,7 @@ def keeps_residuals(compressor: Compressor) -> bool:
 def is_exact(compressor: Compressor) -> bool:
     """Whether a compressor loses nothing in the first place."""
     codec = codec_of(compressor)
-    return codec is not None and codec.bias(1000) == Contraction(1.0)
+    return codec is not None and codec.bias(1000) == LOSSLESS
 
 
 def _cast(gradients: Gradients, dtype: torch.dtype) -> Gradients:

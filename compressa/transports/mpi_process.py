@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _END_S = 5
+_SAID_BYTES = 500
+_BETWEEN_LOOKS_S = 2e-3
 _SHARED = "/dev/shm/mpich_shm_"
 
 _AllGather = Callable[[bytes, str, float], list[bytes]]
@@ -121,6 +124,29 @@ def _refuse_part(size: int) -> None:
             f"the model's process group has {size} of the {count} ranks that mpiexec has started, "
             'and MPI begins on all of them together: have every rank "import mpi4py.MPI" first'
         )
+
+
+def gather_all(mpi: Any, mine: bytes, deadline_s: float) -> list[bytes]:
+    """Bring a few bytes of every process of the job to all.
+
+    Args:
+        mpi: The module `mpi4py.MPI`.
+        mine: At most 500.
+        deadline_s: Longest wait.
+
+    Raises:
+        Timeout: Some process did not come.
+    """
+    world, size = mpi.COMM_WORLD, _SAID_BYTES
+    told = bytearray(size * world.size)
+    request = world.Iallgather(bytearray(mine.ljust(size, b"\0")), told)
+    end_s = time.monotonic() + deadline_s
+    while not request.Test():
+        if time.monotonic() > end_s:
+            left_behind()
+            raise Timeout((), f"not all ranks of mpiexec came to this within {deadline_s:g} s")
+        time.sleep(_BETWEEN_LOOKS_S)
+    return [bytes(told[at : at + size]).rstrip(b"\0") for at in range(0, len(told), size)]
 
 
 def left_behind() -> None:

@@ -128,7 +128,7 @@ def local_address() -> str:
     """
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if name:
-        return _interface_address(name)
+        return interface_address(name)
     with contextlib.suppress(OSError):
         for family, _, _, _, place in socket.getaddrinfo(
             socket.gethostname(), None, type=socket.SOCK_STREAM
@@ -139,7 +139,12 @@ def local_address() -> str:
     return "127.0.0.1"
 
 
-def _interface_address(name: str) -> str:
+def interface_address(name: str) -> str:
+    """Return the IPv4 address of an interface.
+
+    Raises:
+        TransportError: It has none, or there is no such interface.
+    """
     import fcntl  # there is none on Windows, and no Gloo that names interfaces
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -140,19 +140,9 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["title"] == "Config"
 
 
-def test_info_has_every_group_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("info", "--json") == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["versions"]["pydantic"]
-    assert facts["backends"]["gloo-group"] is True
-    assert run("info") == 0
-    shown = capsys.readouterr().out
-    assert all(group in shown for group in facts)
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["config"], ["config", "check"], ["config", "show"], ["config", "schema"], ["info"]],
+    [[], ["config"], ["config", "check"], ["config", "show"], ["config", "schema"], ["doctor"]],
     ids=" ".join,
 )
 def test_every_help_has_an_example(
@@ -179,7 +169,7 @@ def test_the_general_help_lists_every_subcommand(capsys: pytest.CaptureFixture[s
     assert all(f" {name} " in shown for name in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("arguments", [["bogus"], ["config", "check"], ["info", "--bogus"]])
+@pytest.mark.parametrize("arguments", [["bogus"], ["config", "check"], ["doctor", "--bogus"]])
 def test_wrong_usage_ends_with_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,7 +178,7 @@ def test_wrong_usage_ends_with_status_2(
 
 
 def raising(error: BaseException) -> object:
-    def fail() -> None:
+    def fail(ranks: int | None) -> None:
         raise error
 
     return fail
@@ -197,23 +187,23 @@ def raising(error: BaseException) -> object:
 def test_an_error_of_compressa_s_own_is_one_line_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("compressa.cli.info.collect", raising(StateError("do this")))
-    assert run("info") == 1
+    monkeypatch.setattr("compressa.cli.doctor.examine", raising(StateError("do this")))
+    assert run("doctor") == 1
     assert capsys.readouterr().err == "error: do this\n"
 
 
 def test_ctrl_c_is_quiet_and_ends_with_status_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("compressa.cli.info.collect", raising(KeyboardInterrupt()))
-    assert run("info") == 130
+    monkeypatch.setattr("compressa.cli.doctor.examine", raising(KeyboardInterrupt()))
+    assert run("doctor") == 130
     assert capsys.readouterr().err.strip() == ""
 
 
 def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressa.cli.info.collect", raising(ZeroDivisionError()))
+    monkeypatch.setattr("compressa.cli.doctor.examine", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
-        cli.main(["info"])
+        cli.main(["doctor"])
 
 
 def test_help_imports_no_subcommand() -> None:
@@ -222,7 +212,7 @@ def test_help_imports_no_subcommand() -> None:
         "from compressa.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "names = ['config', 'info', 'testbed']\n"
+        "names = ['config', 'doctor', 'testbed']\n"
         "loaded = {'numba', *(f'compressa.cli.{n}' for n in names)} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )

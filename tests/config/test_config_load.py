@@ -107,6 +107,13 @@ def test_sizes_are_read_as_people_write_them() -> None:
     assert load_config({"exchange": {"unit_bytes": "2MB"}}).exchange.unit_bytes == 2_000_000
 
 
+def test_rates_are_read_as_of_links() -> None:
+    for text in ("100mbit", "100 Mbit/s", "0.1gbit"):
+        assert load_config({"schedule": {"pace_bits_per_s": text}}).schedule.pace_bits_per_s == 1e8
+    schedule = load_config({"schedule": {"server_bits_per_s": 2.5e9}}).schedule
+    assert schedule.server_bits_per_s == 2.5e9
+
+
 def test_a_trace_path_may_be_a_path_object(tmp_path: Path) -> None:
     assert load_config({"trace": {"path": tmp_path}}).trace.path == str(tmp_path)
 

@@ -45,6 +45,10 @@ rules = [{match.nmae = "*", compressor = "int8"}]
   rules[0].match.nmae: is not a setting; did you mean "name"?
 warmup.compressor = {name = "int8", blok = 8}
   warmup.compressor.blok: is not
+error_feedback = true
+  error_feedback: is not a setting; write kind = "error" in [feedback]; if nothing is written
+compressor = {name = "topk", error_feedback = true}
+  compressor.error_feedback: is not a setting; write kind = "error" in [feedback]
 """
 WRONG_TYPES = r"""
 engine.threads = "2"
@@ -58,7 +62,7 @@ feedback.owner = 1
 feedback = "none"
   feedback: must be a table, not "none"
 rules = {}
-  rules: must be a list, not a table
+  rules: must be a list, not a table; write [[rules]] above each rule
 rules = [3]
   rules[0]: must be a table, not 3
 compressor = 3
@@ -74,7 +78,9 @@ trace = {path = "t.json", steps = [3, 2]}
 rules = [{match.name = 3, compressor = "int8"}]
   rules[0].match.name: must be a string, not 3
 rules = [{match.name = [], compressor = "int8"}]
-  rules[0].match.name:
+  rules[0].match.name: must be a list of at least one, not []
+exchange.deadline_s = "30min"
+  exchange.deadline_s: must be a number of seconds, not "30min"
 rules = [{match.shape = "x", compressor = "int8"}]
   rules[0].match.shape: must be a list, not "x"
 rules = [{match.shape = ["*", -1], compressor = "int8"}]
@@ -94,21 +100,25 @@ compressor = {name = "powersgd", approx_rank = 0}
 exchange.deadline_s = 0
   deadline_s: must be at least 0.001 and at most 604800
 exchange.deadline_s = 1e10
-  at most 604800, not 10000000000.0
+  at most 604800 seconds, not 10000000000.0
 exchange.deadline_s = inf
   exchange.deadline_s: must be a finite number
 exchange.silence_s = 3e6
-  at least 0.01 and at most 604800, not 3000000.0
+  at least 0.01 and at most 604800 seconds, not 3000000.0
 exchange.chunk_bytes = 0
   exchange.chunk_bytes: must be at least 1 and at most
 exchange.chunk_bytes = 1099511627776
-  at least 1 and at most 1073741824, not 109951162
+  at least 1 and at most 1073741824 bytes, not 109951162
 exchange.chunk_bytes = "4 apples"
   such as 262144 or "256KiB", not "4 apples"
 exchange.chunk_bytes = "4MiB/s"
   such as 262144 or "256KiB", not "4MiB/s"
 exchange.chunk_bytes = "0.3B"
   must be a whole number of bytes, not "0.3B"
+schedule.pace_bits_per_s = 100
+  must be at least 1000 and at most 1000000000000000 bits per second, not 100
+schedule.pace_bits_per_s = "100 apples"
+  must be a rate in bits per second such as 1e8 or "100mbit", not "100 apples"
 engine.seed = 4294967296
   engine.seed: must be at least 0 and less than 4294967296
 engine.seed = -1
@@ -287,6 +297,60 @@ def test_a_single_mistake_takes_a_single_line(tmp_path: Path) -> None:
     assert "\n" not in text
 
 
+def test_a_wrong_item_of_a_list_is_one_mistake() -> None:
+    assert refusal(matching({"role": "biases"})).endswith(
+        'configuration: rules[0].match.role: "biases" is not allowed; must be one of "weight", '
+        '"bias", "norm", "embedding", "output"; did you mean "bias"?'
+    )
+
+
+# A file, its lines parted by semicolons; and below it what is said of it.
+SLIPS = r"""
+compressor = int8
+  line 1, column 14: is not valid TOML: put quotes around it: "int8"
+compressor = { name = topk, density = 0.01 }
+  column 23: is not valid TOML: put quotes around it: "topk"
+[schedule];pace_bits_per_s = 100mbit
+  line 2, column 22: is not valid TOML: put quotes around it: "100mbit"
+rules = [;{ match.role = [; bias, "norm" ]
+  line 3, column 2: is not valid TOML: put quotes around it: "bias"
+exchange.link = /tmp/link.json # measured
+  put quotes around it: "/tmp/link.json"
+feedback.owner = True
+  line 1, column 18: is not valid TOML: write true
+feedback.owner = OFF
+  is not valid TOML: write false
+exchange.link = None
+  is not valid TOML: TOML has no such value: leave the key out
+compressor: int8
+  line 1, column 11: is not valid TOML: this is YAML; in TOML write key = value
+---;compressor:;  name: int8
+  line 1, column 4: is not valid TOML: this is YAML
+- name: int8
+  is not valid TOML: this is YAML
+{"compressor": {"name": "int8"}}
+  line 1, column 1: is not valid TOML: this is JSON; in TOML write key = value
+[rules
+  line 1, column 7: is not valid TOML: Expected ']'
+[first second]
+  line 1, column 8: is not valid TOML: Expected ']'
+compressor
+  line 1, column 11: is not valid TOML: Expected '='
+exchange.link = C:\link.json
+  line 1, column 17: is not valid TOML: Invalid value
+"""
+SLIP_ROWS = [line.strip() for line in SLIPS.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("text", "message"), [*zip(SLIP_ROWS[::2], SLIP_ROWS[1::2], strict=True)])
+def test_what_is_nearly_toml_is_told_what_to_write_instead(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "nearly.toml"
+    file.write_text(text.replace(";", "\n") + "\n")
+    assert message in refusal(file)
+
+
 def test_text_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('[compressor]\nname = "topk\n')
@@ -359,7 +423,7 @@ def test_mappings_may_not_be_deep_nor_hold_endless_numbers_either() -> None:
     deep["compressor"] = deep
     assert "32 deep" in refusal(deep)
     endless = {"exchange": {"chunk_bytes": 10**9999}}
-    assert "at most 1073741824, not what is too long" in refusal(endless)
+    assert "at most 1073741824 bytes, not what is too long" in refusal(endless)
 
 
 def test_a_large_file_is_refused(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_the_schema_accepts_each_ready_file(file: Path) -> None:
 def test_the_schema_accepts_what_is_shown_and_every_way_to_write_it() -> None:
     assert accepts(SCHEMA, Config().model_dump(mode="json"))
     assert accepts(SCHEMA, {"compressor": "topk", "exchange": {"unit_bytes": "4 MiB"}})
+    assert accepts(SCHEMA, {"schedule": {"pace_bits_per_s": "2.5 Gbit/s"}})
     match = {"name": "*", "role": ["norm", "bias"], "shape": ["*", 3], "ndim": 2}
     assert accepts(
         SCHEMA, {"rules": [{"match": match, "compressor": {"name": "int8", "block": 8}}]}
@@ -111,6 +112,7 @@ def test_the_schema_accepts_what_is_shown_and_every_way_to_write_it() -> None:
         {"compressor": {"name": "topk", "density": 0}},
         {"compressor": {"name": "topk", "block": 8}},
         {"exchange": {"unit_bytes": "4 apples"}},
+        {"schedule": {"pace_bits_per_s": "100 apples"}},
         {"engine": {"threads": "1"}},
         {"rules": [{"compressor": "none"}]},
         {"rules": [{"match": {"role": "nrom"}, "compressor": "none"}]},

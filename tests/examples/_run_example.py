@@ -34,6 +34,7 @@ def started(name: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     """Start an example by its first line, in a folder."""
     program, *words = command_of(name)
     words = [str(EXAMPLES.parent / w) if w.startswith("examples/") else w for w in words]
+    words = [sys.executable if word == "python" else word for word in words]  # after mpiexec
     if program == "torchrun":  # a port of its own, so that examples may run side by side
         words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *words]
     return subprocess.Popen(

@@ -3,22 +3,27 @@
 To defer updates hides exchanges behind computing, and costs the training thread Python at each
 parameter. Which is more depends on the link, the cores and the model. So some steps are done both
 ways, and those that follow in the way that takes less time; neither changes a bit. The other way is
-tried again when steps have come to take another time, as they do when the link changes; and else
-ever more rarely.
+tried again ever more rarely. Of each way the median of several rounds counts, as single ones differ
+by more than the ways do where a machine is shared. When steps have come to take another time, as
+they do when the link changes, all that is forgotten, and the other way is tried at once.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections import deque
 from dataclasses import replace
+from statistics import median
 
 from compressa.engine.measuring.stats import Overlap
 
 _FORM = struct.Struct("<??dd")
 _BETTER = 0.98  # what takes as long changes nothing
-_DRIFT = 0.1
 _MOST_ROUNDS = 64
+_KEPT = 9  # rounds of each way
+_DRIFT, _SPREADS = 0.1, 4.0  # of the usual time, and of its median deviation: what is another time
+_EARLY_DRIFT = 0.3  # while fewer rounds are known
 
 CHOICE_BYTES = _FORM.size
 
@@ -30,7 +35,8 @@ class Deferral:
         self._begun = False
         self._rounds = 1  # from one trial to the next, if nothing changes
         self._left = 0
-        self._settled_s = 0.0
+        self._off = 0  # 1 or -1 if the last round took longer or shorter than usual
+        self._seen = {way: deque[float](maxlen=_KEPT) for way in (False, True)}
 
     def next(self, now: Overlap, step_s: float) -> Overlap:
         """Return what is to be in force from now on.
@@ -42,21 +48,32 @@ class Deferral:
         if not self._begun:  # the first steps take their time
             self._begun = True
             return now
-        deferred_s, at_once_s = now.deferred_s, now.at_once_s
-        if now.deferring:
-            deferred_s = step_s
-        else:
-            at_once_s = step_s
-        known = replace(now, deferred_s=deferred_s, at_once_s=at_once_s)
-        return self._decided(known) if now.measuring else self._tried(known, step_s)
-
-    def _tried(self, now: Overlap, step_s: float) -> Overlap:
-        """Try the other way, if it is time to."""
+        if now.measuring:
+            self._seen[now.deferring].append(step_s)
+            return self._decided(self._known(now))
+        self._note(now.deferring, step_s)
         self._left -= 1
-        drifted = abs(step_s - self._settled_s) > _DRIFT * self._settled_s
-        if self._left > 0 and not drifted:
+        now = self._known(now)
+        if self._left > 0:
             return now
         return replace(now, deferring=not now.deferring, measuring=True)
+
+    def _note(self, deferring: bool, step_s: float) -> None:
+        """Learn what a round took; forget all others if it is the second that says another time."""
+        before, self._off = self._off, _off(self._seen[deferring], step_s)
+        if self._off and before != self._off:
+            return
+        if self._off:
+            for seen in self._seen.values():
+                seen.clear()
+            self._off, self._left, self._rounds = 0, 0, 1
+        self._seen[deferring].append(step_s)
+
+    def _known(self, now: Overlap) -> Overlap:
+        deferred_s, at_once_s = (
+            median(self._seen[way]) if self._seen[way] else None for way in (True, False)
+        )
+        return replace(now, deferred_s=deferred_s, at_once_s=at_once_s)
 
     def _decided(self, tried: Overlap) -> Overlap:
         """Choose, after the other way was tried."""
@@ -67,8 +84,19 @@ class Deferral:
             new_s, old_s = old_s, new_s
         better = new_s < _BETTER * old_s
         self._left = self._rounds = 1 if better else min(2 * self._rounds, _MOST_ROUNDS)
-        self._settled_s = new_s if better else old_s
         return replace(tried, deferring=tried.deferring is better, measuring=False)
+
+
+def _off(seen: deque[float], step_s: float) -> int:
+    """Return 1 if a step takes longer than it used to, -1 if it takes less time, else 0."""
+    if not seen:
+        return 0
+    usual_s = median(seen)
+    spread_s = _EARLY_DRIFT * usual_s
+    if len(seen) == _KEPT:
+        deviation_s = median(abs(each_s - usual_s) for each_s in seen)
+        spread_s = max(_DRIFT * usual_s, _SPREADS * deviation_s)
+    return (step_s > usual_s + spread_s) - (step_s < usual_s - spread_s)
 
 
 def packed(choice: Overlap) -> bytes:

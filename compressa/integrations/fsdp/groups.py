@@ -1,0 +1,254 @@
+"""Groups: what FSDP2 brings together in one collective, and where each parameter lies in it.
+
+FSDP2 cuts every parameter along its first dimension among P ranks: with c = ceil(d0 / P), rank j
+owns the rows from j c on, at most c of them. A group's reduce-scatter takes P slices side by side,
+each with a part for every parameter, padded to c rows; its all-gather brings the same slices. So
+the flattened parameter's elements from j n to (j + 1) n, with n = c * d1 * ..., are rank j's, and
+the layout follows from shapes and P alone.
+
+torch's interface for a collective hands over flat memory only. What lies there is known to FSDP2's
+own objects: this file alone looks into them (`torch.distributed.fsdp._fully_shard`, torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+
+from compressa.config.roles import parameter_infos
+from compressa.errors import StateError
+from compressa.parameters import ParameterInfo, Segment, plain_parameters
+
+CALLER = "compressa.apply_to_fsdp"
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter lies in the slices of its group.
+
+    Attributes:
+        parameter: It, with its whole shape, and the dtype in which it is brought.
+        offset: Its first element in each slice.
+        elems: How many it has there, padding included.
+    """
+
+    parameter: ParameterInfo
+    offset: int
+    elems: int
+
+    def of(self, rank: int) -> Segment:
+        """Return what a rank owns of it; the last ranks may own nothing."""
+        whole = self.parameter.elems
+        start = min(rank * self.elems, whole)
+        return Segment(self.parameter, start, min(start + self.elems, whole))
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """Return the shape of what a rank owns of it."""
+        rest = self.parameter.shape[1:]
+        return (self.of(rank).elems // max(1, torch.Size(rest).numel()), *rest)
+
+    def view(self, flat: torch.Tensor, rank: int, first: int = 0) -> torch.Tensor:
+        """Return a rank's own elements, 1-D, in memory where its slice begins at `first`."""
+        start = first + self.offset
+        return flat[start : start + self.of(rank).elems]
+
+
+def lay_out(parameters: Sequence[ParameterInfo], ranks: int) -> tuple[Place, ...]:
+    """Return where parameters lie that are brought together, in this order."""
+    places, offset = [], 0
+    for parameter in parameters:
+        rows = -(-parameter.shape[0] // ranks)
+        elems = rows * torch.Size(parameter.shape[1:]).numel()
+        places.append(Place(parameter, offset, elems))
+        offset += elems
+    return tuple(places)
+
+
+def slice_elems(places: Sequence[Place]) -> int:
+    """Return how many elements each rank's slice has, padding included."""
+    return places[-1].offset + places[-1].elems if places else 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that FSDP2 brings together.
+
+    Attributes:
+        number: Of the group, in the model's order.
+        module: Whose `set_custom_...` calls are for it.
+        inner: FSDP2's own object.
+        reduced: Where gradients lie in a reduce-scatter, in its dtype.
+        gathered: Where all parameters lie in an all-gather, frozen ones too, in its dtype.
+    """
+
+    number: int
+    module: Any
+    inner: Any
+    reduced: tuple[Place, ...]
+    gathered: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How FSDP2 has sharded a model.
+
+    Attributes:
+        groups: In the model's order.
+        shards: The ranks that a parameter is cut into.
+        replicas: The ranks that own the same shard in HSDP; None without replicas.
+        device: Where parameters are.
+    """
+
+    groups: tuple[Group, ...]
+    shards: dist.ProcessGroup
+    replicas: dist.ProcessGroup | None
+    device: torch.device
+
+    @property
+    def reduced(self) -> tuple[ParameterInfo, ...]:
+        """All trainable parameters, in the model's order, numbered from 0."""
+        return _ordered(place for group in self.groups for place in group.reduced)
+
+    @property
+    def gathered(self) -> tuple[ParameterInfo, ...]:
+        """All parameters, in the model's order."""
+        return _ordered(place for group in self.groups for place in group.gathered)
+
+
+def _ordered(places: Any) -> tuple[ParameterInfo, ...]:
+    return tuple(sorted((place.parameter for place in places), key=lambda p: p.index))
+
+
+def sharding_of(model: nn.Module) -> Sharding:
+    """Read how a model is sharded.
+
+    Args:
+        model: The module that `fully_shard` was applied to last, or a compiled one around it.
+
+    Raises:
+        StateError: It is not sharded by FSDP2, in a way that can not be followed, or has custom
+            collectives already. Without a word to other ranks, which see the same.
+    """
+    module = getattr(model, "_orig_mod", model)
+    for inner in _sharded_modules(module):
+        inner.reshard()  # a pass without training may have left parameters whole
+    states = [m._get_fsdp_state() for m in _sharded_modules(module)]
+    inners = []
+    for state in states:
+        if len(state._fsdp_param_groups) > 1:
+            raise StateError(
+                f"{CALLER}: a module is sharded over several meshes by its shard_placement_fn, "
+                "for which FSDP2 takes no custom collectives; shard it over one"
+            )
+        inners += state._fsdp_param_groups
+    modules = [m for m in _sharded_modules(module) if m._get_fsdp_state()._fsdp_param_groups]
+    for inner in inners:
+        _check(inner)
+    info = inners[0].mesh_info
+    if any(inner.mesh_info.shard_process_group != info.shard_process_group for inner in inners):
+        raise StateError(f"{CALLER}: modules are sharded over different meshes; shard all over one")
+    known = {id(p): name for name, p in plain_parameters(module, frozen=True).items()}
+    infos = {info.name: info for info in parameter_infos(module, frozen=True)}
+    ranks = info.shard_process_group.size()
+    groups = [
+        _group(number, owner, inner, known, infos, ranks)
+        for number, (owner, inner) in enumerate(zip(modules, inners, strict=True))
+    ]
+    replicas = info.replicate_process_group if isinstance(info, HSDPMeshInfo) else None
+    return Sharding(tuple(groups), info.shard_process_group, replicas, inners[0].device)
+
+
+def _sharded_modules(module: nn.Module) -> list[Any]:
+    found: list[Any] = [inner for inner in module.modules() if isinstance(inner, FSDPModule)]
+    if any(isinstance(inner, FullyShardedDataParallel) for inner in module.modules()):
+        raise StateError(
+            f"{CALLER} takes a model of FSDP2, and this one is wrapped in FullyShardedDataParallel "
+            "(FSDP1), whose hook sees flat parameters without names; call "
+            "torch.distributed.fsdp.fully_shard(model) in its place"
+        )
+    if not any(inner._get_fsdp_state()._fsdp_param_groups for inner in found):
+        raise StateError(
+            f"{CALLER}: {type(module).__name__} is not sharded; call "
+            "torch.distributed.fsdp.fully_shard(model) first, or, to replicate a model, use "
+            "DistributedDataParallel and compressa.register_comm_hook"
+        )
+    return found
+
+
+def _check(inner: Any) -> None:
+    """Refuse a group whose collectives would not be the ones that are followed."""
+    if not isinstance(inner.mesh_info, FSDPMeshInfo):
+        raise StateError(
+            f"{CALLER}: this model is replicated, not sharded; wrap it in DistributedDataParallel, "
+            "and call compressa.register_comm_hook"
+        )
+    defaults = type(inner._reduce_scatter_comm), type(inner._all_gather_comm)
+    if defaults != (DefaultReduceScatter, DefaultAllGather) or inner._all_reduce_hook is not None:
+        raise StateError(
+            f"{CALLER}: this model has custom collectives already, of this call or another's; "
+            "shard it anew to apply another configuration"
+        )
+    for parameter in inner.fsdp_params:
+        if parameter.is_dtensor or parameter.fsdp_placement.dim != 0:
+            raise StateError(
+                f"{CALLER}: {parameter._module_info.param_name!r} is sharded along another "
+                "dimension than its first, or by tensor parallelism too; leave out "
+                "shard_placement_fn, and the model whole"
+            )
+
+
+def _group(
+    number: int,
+    module: Any,
+    inner: Any,
+    names: dict[int, str],
+    infos: dict[str, ParameterInfo],
+    ranks: int,
+) -> Group:
+    policy = inner.mp_policy
+    reduced, gathered = [], []
+    for parameter in inner.fsdp_params:
+        sharded = parameter.sharded_param
+        info = infos[names[id(sharded)]]
+        computed = policy.param_dtype or sharded.dtype
+        gathered.append(replace(info, dtype=computed))
+        if sharded.requires_grad:
+            reduced.append(replace(info, dtype=policy.reduce_dtype or computed))
+    return Group(number, module, inner, lay_out(reduced, ranks), lay_out(gathered, ranks))
+
+
+def check_dtypes(parameters: Sequence[ParameterInfo], what: str) -> None:
+    """Refuse what is brought in a dtype that is not compressed.
+
+    Raises:
+        StateError: One is neither float32 nor bfloat16.
+    """
+    for parameter in parameters:
+        if parameter.dtype not in DTYPES:
+            raise StateError(
+                f"{CALLER}: {what} of {parameter.name!r} would be brought in {parameter.dtype}, "
+                "and float32 and bfloat16 are compressed; float16 needs loss scaling, which is "
+                "not followed here: choose another MixedPrecisionPolicy"
+            )
+
+
+def without_replicas(inner: Any) -> None:
+    """Have FSDP2 leave the all-reduce over replicas to the hook of a group."""
+    before = inner.mesh_info
+    after = FSDPMeshInfo(before.mesh, before.shard_mesh_dim)
+    after.reduce_scatter_process_group = before.reduce_scatter_process_group
+    inner.mesh_info = after
+    if inner.post_forward_mesh_info is before:
+        inner.post_forward_mesh_info = after
