@@ -21,7 +21,7 @@ from _ranks import Group, same, settings
 
 import compressa
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "frameworks.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides/frameworks.md"
 
 
 @dataclass(frozen=True)
