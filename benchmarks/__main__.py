@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure compressors, exchanges, schedules, steps and DiLoCo."""
+"""`python -m benchmarks`: measure compressors, exchanges, schedules, steps, DiLoCo and FSDP2."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import typer
 
 from benchmarks.diloco import diloco
 from benchmarks.exchange.command import exchange
+from benchmarks.fsdp import fsdp
 from benchmarks.kernels.command import kernels
 from benchmarks.schedule.command import schedule
 from benchmarks.steps.command import steps
@@ -30,6 +31,7 @@ app.command(epilog="Example: python -m benchmarks steps --place 2x1gbit --model 
 app.command(epilog="Example: python -m benchmarks diloco --link 100mbit --every 20 --rounds 1")(
     diloco
 )
+app.command(epilog="Example: python -m benchmarks fsdp --link 100mbit --turns 2 --steps 5")(fsdp)
 
 if __name__ == "__main__":
     with errors_told():

@@ -63,23 +63,28 @@ def init(
 ) -> None:
     """Write a configuration to begin with, for a model and a link.
 
-    What is not given is asked for in a terminal. The compressor is chosen by predicted time, as
-    `compressa explain` shows it, among those that lose no more than is allowed; the file says so.
+    If link, ranks or parameters are not given, a terminal asks for all that is not. The compressor
+    is chosen by predicted time, as `compressa explain` shows it, among those that lose no more than
+    is allowed; the file says so.
     """
     from compressa.cli._starter import Question, starter
     from compressa.recommend import recommend
 
     _check_free(out, force)
+    asking = None in (link, ranks, parameters or model)
     link = link or _asked("--link", "Link of each host, or a file of `compressa link`", "1gbit")
     costs = _costs(link)
     ranks = ranks or _asked("--ranks", "Number of ranks", 4, _rank_count)
     if model is None and parameters is None:
         parameters = _asked("--parameters", "Parameters of the model", "100M")
     whole = _model(parameters, model)
-    accuracy = _level(accuracy or _optional("How much may be lost: careful, usual, bold", "usual"))
-    if compute_ms is None:
-        compute_ms = _optional("Milliseconds that a step takes to compute, 0 if not known", 0.0)
-    chosen = recommend(whole, costs, ranks, accuracy, compute_ms / 1e3)
+    if asking and accuracy is None:
+        accuracy = typer.prompt("How much may be lost: careful, usual, bold", default="usual")
+    level = _level(accuracy or "usual")
+    if asking and compute_ms is None:
+        compute_ms = typer.prompt("Milliseconds of computing in a step, if known", default=0.0)
+    compute_ms = compute_ms or 0.0
+    chosen = recommend(whole, costs, ranks, level, compute_ms / 1e3)
     question = Question(link, ranks, model, whole, compute_ms)
     _write(out, starter(chosen, question, out))
     typer.echo(f"{out}: {chosen.name}, of {', '.join(chosen.seconds)}. The file says why.")
@@ -100,12 +105,6 @@ def _asked(option: str, question: str, usual: _T, read: Callable[[str], _T] | No
     if not sys.stdin.isatty():
         raise ConfigError(f"{option} is needed: nobody can be asked where there is no terminal")
     answer: _T = typer.prompt(question, default=usual, value_proc=read)
-    return answer
-
-
-def _optional(question: str, usual: _T) -> _T:
-    """Ask in a terminal; take what is usual where nobody can be asked."""
-    answer: _T = typer.prompt(question, default=usual) if sys.stdin.isatty() else usual
     return answer
 
 

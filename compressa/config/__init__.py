@@ -1,13 +1,13 @@
 """The configuration: one TOML file, checked whole when it is loaded."""
 
 from compressa.config.emit import config_toml
+from compressa.config.fsdp import FSDP
 from compressa.config.load import Source, load_config, recompressed
 from compressa.config.mistakes import ABSENT, first_difference
 from compressa.config.model import Config, config_schema
 from compressa.config.roles import infer_roles, parameter_infos
 from compressa.config.rules import ConfigWarning, assign, assign_weights
 from compressa.config.sections import (
-    FSDP,
     DenseBelow,
     Engine,
     Exchange,

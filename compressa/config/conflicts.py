@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from compressa.codecs._zstandard import missing_library
-from compressa.codecs.base import Biased, Codec, Contraction, Fixed, Unbiased
+from compressa.codecs.base import Biased, Codec, Fixed, Unbiased
 from compressa.codecs.entropy import can_shorten
 from compressa.compressor import Compressor, Granularity
+from compressa.config.fsdp import fsdp_conflicts
 from compressa.config.mistakes import Mistake, Path
 from compressa.config.pipeline import pipeline_conflicts
 from compressa.config.settings import Settings
@@ -18,7 +19,6 @@ from compressa.wrappers.density_schedule import has_density
 
 _KIND: Path = ("exchange", "kind")
 _ALGORITHM: Path = ("exchange", "algorithm")
-_LEAST_OF_WEIGHTS = 0.5  # of their squared norm
 _TRANSPORT: Path = ("exchange", "transport")
 
 
@@ -38,8 +38,8 @@ def conflicts(config: Settings) -> list[Mistake]:
     found += _trace_conflicts(config)
     found += _secret_conflicts(config)
     found += _warmup_conflicts(config)
+    found += fsdp_conflicts(config.fsdp)
     found += pipeline_conflicts(config.pipeline)
-    found += _weights_conflicts(config)
     found += strategy_conflicts(config, uses)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))
@@ -223,18 +223,6 @@ def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:
             place,
             f"is given, but {', '.join(dict.fromkeys(c.name for c in builds))} has no density; use "
             "warmup.compressor, or a sparse compressor",
-        )
-
-
-def _weights_conflicts(config: Settings) -> Iterator[Mistake]:
-    """Nothing makes up for what weights lose, so that all of them must come, each time alike."""
-    own = config.fsdp.weights.build()
-    bias = own.bias(TYPICAL_ELEMS) if isinstance(own, Codec) else None
-    if not (isinstance(bias, Contraction) and bias.delta >= _LEAST_OF_WEIGHTS):
-        yield Mistake(
-            ("fsdp", "weights"),
-            f"is {own.name}, which loses most of some weights, or rounds them at random; use int8, "
-            "fp8, int4, bf16, fp16 or none",
         )
 
 

@@ -41,9 +41,8 @@ class Config(Settings):
 
     def plugin_versions(self) -> dict[str, str]:
         """Return the versions of the other packages whose compressors are named, by package."""
-        choices = [self.compressor, self.warmup.compressor, self.fsdp.weights]
-        choices += [self.pipeline.activations, self.pipeline.gradients]
-        choices += [rule.compressor for rule in self.rules]
+        choices = [self.compressor, self.warmup.compressor, *(r.compressor for r in self.rules)]
+        choices += [self.pipeline.activations, self.pipeline.gradients, self.fsdp.weights]
         return versions(choice.name for choice in choices)
 
 

@@ -358,23 +358,6 @@ class Integrity(Section):
     )
 
 
-class FSDP(Section):
-    """What compressa.apply_to_fsdp compresses of a model of FSDP2."""
-
-    gradients: Literal["auto", "shards", "replicas", "both"] = Field(
-        default="auto",
-        description="Between whom gradients are compressed. shards: those that a parameter is cut "
-        "into; replicas: those that hold the same shards in HSDP; auto: replicas where there are "
-        "any, else shards.",
-    )
-    weights: AnyCompressor = Field(
-        default_factory=none,
-        description="How weights come from the owners of shards, without feedback, such as int8. "
-        "What a rule or dense_below exempts from compression comes as it is.",
-        json_schema_extra=NONE,
-    )
-
-
 class Trace(Section):
     """What is recorded."""
 

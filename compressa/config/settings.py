@@ -9,10 +9,10 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from compressa.config.base import Listed, Section
 from compressa.config.choices import AnyCompressor
+from compressa.config.fsdp import FSDP
 from compressa.config.mistakes import Mistake, refuse, show
 from compressa.config.pipeline import Pipeline
 from compressa.config.sections import (
-    FSDP,
     NONE,
     DenseBelow,
     Engine,
@@ -111,8 +111,8 @@ class Settings(Section):
         description="When ranks meet, and what becomes of it, for compressa.attach; left out: "
         "in each step, by the hook.",
     )
-    pipeline: Pipeline = Field(default_factory=Pipeline)
     fsdp: FSDP = Field(default_factory=FSDP)
+    pipeline: Pipeline = Field(default_factory=Pipeline)
     exchange: Exchange = Field(default_factory=Exchange)
     schedule: Schedule = Field(default_factory=Schedule)
     engine: Engine = Field(default_factory=Engine)

@@ -80,7 +80,7 @@ def test_no_file_is_replaced_unless_asked_for(
     typed(monkeypatch, "n")
     assert run("init", *SMALL) == 1
     assert text() == "# mine\n"
-    typed(monkeypatch, "y", "", "")
+    typed(monkeypatch, "y")
     assert run("init", *SMALL) == 0
     assert text() != "# mine\n"
 

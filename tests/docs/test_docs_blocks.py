@@ -82,11 +82,12 @@ def test_fragments_are_python() -> None:
             ast.parse(block.code, block.place)
 
 
-def test_pages_are_short() -> None:
+def test_pages_are_short_and_concepts_have_a_picture() -> None:
     assert len(README.read_text(encoding="utf-8").split()) <= LONGEST_README
     for page in pages():
         words = len(page.read_text(encoding="utf-8").split())
         if page.parent.name == "concepts":
             assert words <= LONGEST_CONCEPT, name(page)
+            assert page.read_text(encoding="utf-8").count("![") == 1, name(page)
         if page.parent.name == "decisions" and page.stem != "index":
             assert words in RECORD, name(page)

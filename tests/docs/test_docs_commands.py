@@ -20,7 +20,7 @@ from compressa import cli
 LAUNCHERS = {"torchrun", "mpiexec", "srun"}
 GROUPS = ("config", "testbed", "trace")
 QUICKSTART = DOCS / "quickstart.md"
-SPOKEN = re.compile(r"`((?:make|compressa|python) [^`]+)`")
+SPOKEN = re.compile(r"`((?:make|compressa|python|pip) [^`]+)`")
 
 
 class Command(NamedTuple):
@@ -44,7 +44,7 @@ def of_blocks() -> list[Command]:
 
 
 def of_text() -> list[Command]:
-    """Commands in running text: `make check`, `compressa explain`."""
+    """Commands in running text: `make check`, `compressa explain`, `pip install x`."""
     found = ((page, SPOKEN.findall(running_text(page))) for page in pages())
     return [Command(p, name(p), shlex.split(line)) for p, lines in found for line in lines]
 

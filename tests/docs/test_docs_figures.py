@@ -11,7 +11,9 @@ import pytest
 from _documents import DOCS, README, ROOT
 
 from compressa import optim
+from compressa.compressors import COMPRESSORS
 from compressa.config.strategies import STRATEGIES as DESCRIBED
+from compressa.transports.table import TRANSPORTS
 
 RESULTS = ROOT / "experiments" / "results"
 STRATEGIES = (DOCS / "guides" / "strategies.md").read_text(encoding="utf-8")
@@ -88,6 +90,12 @@ def test_the_page_of_optimizers_names_all_of_them() -> None:
     table = OPTIMIZERS.split("## What there is")[1].split("## ")[0]
     named = set(re.findall(r"^\| `(\w+)`", table, re.M))
     assert named == set(optim.__all__) - {"CompressedOptimizer"}
+
+
+def test_the_readme_counts_what_there_is() -> None:
+    words = {3: "three", 4: "four", 5: "five", 6: "six"}
+    said = f"{len(COMPRESSORS) - 1} compressors, {words[len(TRANSPORTS)]} transports"
+    assert said in README.read_text(encoding="utf-8")
 
 
 def results() -> dict[str, list[str]]:

@@ -31,15 +31,6 @@ def test_every_link_has_a_target(page: Path) -> None:
             assert heading in anchors(target), link
 
 
-def test_every_page_is_linked_from_another() -> None:
-    linked = {
-        (page.parent / link.partition("#")[0]).resolve()
-        for page in pages()
-        for link in LINK.findall(running_text(page))
-    }
-    assert {page for page in pages() if page not in (README, DOCS / "index.md")} <= linked
-
-
 def test_pages_begin_with_their_title() -> None:
     for page in pages():
         assert re.match(r"(---\n.*?\n---\n+)?# \S", text(page), re.S), name(page)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed._composable import replicate
+from torch.distributed._composable import replicate, replicate_with_fsdp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -303,6 +303,8 @@ def refused(*, config: Any, kind: str = "sharded") -> None:
         net = FullyShardedDataParallel(Block(18, 45), device_id=torch.device("cpu"))
     elif kind == "replicated":
         net = replicate(Block(18, 45))
+    elif kind == "replicated by FSDP":
+        net = replicate_with_fsdp.replicate(Block(18, 45), mesh=mesh_of(False))
     elif kind != "plain":
         policy = {"param_dtype": "float16"} if kind == "float16" else {}
         net = net_of(kind == "hybrid", **policy)
@@ -333,3 +335,56 @@ def lost(*, config: Any, rank: int) -> None:
         if dist.get_rank() == rank:
             os._exit(3)
         steps_of(net, optimizer, range(2, 50))
+
+
+def compiled(*, config: Any, whole_net: bool) -> list[list[float]]:
+    """Train a net as it is, and compiled: each block, or all of it; return the losses of both."""
+    found = []
+    for compile_it in (False, True):
+        net = net_of()
+        if compile_it and not whole_net:
+            for block in net.blocks:
+                block.compile(backend="aot_eager")
+        model = torch.compile(net, backend="aot_eager") if compile_it and whole_net else net
+        with compressa.apply_to_fsdp(model, config):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+            losses = []
+            for step in range(3):
+                optimizer.zero_grad()
+                loss = model(batch(step))
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        found.append(losses)
+    return found
+
+
+def partly_reduced(*, config: Any) -> str:
+    """Train in HSDP; of three passes, two reduce within a replica, and the third averages."""
+    with applied(config, hybrid=True) as (net, _):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        for step in range(3):
+            optimizer.zero_grad()
+            for part in range(3):
+                net.set_requires_all_reduce(part == 2)
+                (net(batch(3 * step + part)) / 3).backward()
+            optimizer.step()
+        return digest(whole(net))
+
+
+def partly_frozen(*, config: Any) -> list[float]:
+    """Train a net whose table and first block are frozen; return losses."""
+    torch.manual_seed(7)
+    net = Net()
+    net.table.requires_grad_(False)
+    net.blocks[0].requires_grad_(False)
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh_of(False))
+    fully_shard(net, mesh=mesh_of(False))
+    net.set_reduce_scatter_unused_params(True)
+    handle = contextlib.nullcontext()
+    if config is not None:
+        handle = compressa.apply_to_fsdp(net, config)
+    with handle:
+        trained = [p for p in net.parameters() if p.requires_grad]
+        return steps_of(net, torch.optim.SGD(trained, lr=0.05), range(4))

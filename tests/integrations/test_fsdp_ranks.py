@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 from _ranks import Group, Pools, same
-from _sharded import kept, lost, owed, refused, refused_on_one, resumed, train, unused
+from _sharded import (
+    compiled,
+    kept,
+    lost,
+    owed,
+    partly_frozen,
+    partly_reduced,
+    refused,
+    refused_on_one,
+    resumed,
+    train,
+    unused,
+)
 
 pytestmark = pytest.mark.ranks
 
@@ -47,6 +59,24 @@ def test_without_compression_four_ranks_differ_by_rounding_only(hybrid: bool, fo
     )
     for name in plain:
         np.testing.assert_allclose(own[name], plain[name], rtol=2e-5, atol=2e-6)
+
+
+def test_passes_within_a_replica_are_averaged_when_the_next_one_is(four: Group) -> None:
+    plain, own = (same(four.run(partly_reduced, config=config)) for config in (None, {}))
+    assert own == plain
+
+
+def test_frozen_parameters_are_only_gathered(two: Group) -> None:
+    plain, own = (two.run(partly_frozen, config=config) for config in (None, {}))
+    assert own == plain
+    for before, after in zip(plain, two.run(partly_frozen, config=ALL_INT8), strict=True):
+        np.testing.assert_allclose(after, before, rtol=0.01)
+
+
+@pytest.mark.parametrize("whole_net", [False, True], ids=["blocks", "whole"])
+def test_a_compiled_net_trains_as_it_does_otherwise(whole_net: bool, two: Group) -> None:
+    for plain, own in two.run(compiled, config=ALL_INT8, whole_net=whole_net, deadline_s=120.0):
+        np.testing.assert_allclose(own, plain, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +159,7 @@ def test_residuals_keep_their_share_of_the_mean_when_the_number_of_ranks_changes
         ("ddp", INT8, "StateError", "register_comm_hook"),
         ("fsdp1", INT8, "StateError", "FSDP1"),
         ("replicated", INT8, "StateError", "DistributedDataParallel"),
+        ("replicated by FSDP", INT8, "StateError", "register_comm_hook"),
         ("twice", INT8, "StateError", "custom collectives already"),
         ("float16", INT8, "StateError", "loss scaling"),
         ("sharded", {"strategy": {"name": "local_sgd"}}, "ConfigError", "does not follow"),

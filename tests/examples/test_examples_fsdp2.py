@@ -1,0 +1,18 @@
+"""The example of FSDP2."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from _run_example import run_example
+
+
+@pytest.mark.ranks
+def test_it_learns_goes_on_and_sends_a_quarter(tmp_path: Path) -> None:
+    said = run_example("fsdp2.py", tmp_path)
+    found = re.fullmatch(r"(\d+)% right; ([\d.]+) times fewer bytes than float32\n", said)
+    assert found, said
+    assert int(found[1]) >= 90
+    assert 3.5 < float(found[2]) < 4.0
