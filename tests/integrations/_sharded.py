@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import (
     FSDPModule,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
+    ShardingStrategy,
     fully_shard,
 )
 
@@ -314,6 +316,18 @@ def refused(*, config: Any, kind: str = "sharded") -> None:
     compressa.apply_to_fsdp(net, config).close()
 
 
+def hooked_in_fsdp1(*, config: Any, sharded: bool) -> None:
+    """Give FSDP1 the hook that is for DDP."""
+    strategy = ShardingStrategy.FULL_SHARD if sharded else ShardingStrategy.NO_SHARD
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NO_SHARD is deprecated
+        net = FullyShardedDataParallel(
+            Block(18, 45), device_id=torch.device("cpu"), sharding_strategy=strategy
+        )
+    net.register_comm_hook(*compressa.comm_hook(config))
+    net(torch.randn(4, 18)).sum().backward()
+
+
 def refused_on_one(*, config: Any, rank: int, hybrid: bool) -> None:
     """Apply a configuration that is wrong on one rank."""
     wrong = {"compressor": "powersgd", "fsdp": {"gradients": "both" if hybrid else "shards"}}
@@ -327,9 +341,9 @@ def unused(*, config: Any) -> None:
         steps_of(net, torch.optim.SGD(net.parameters(), lr=0.1), range(1))
 
 
-def lost(*, config: Any, rank: int) -> None:
+def lost(*, config: Any, rank: int, hybrid: bool = False) -> None:
     """Train until a rank is gone."""
-    with applied(config) as (net, _):
+    with applied(config, hybrid=hybrid) as (net, _):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         steps_of(net, optimizer, range(2))
         if dist.get_rank() == rank:

@@ -10,6 +10,7 @@ import pytest
 from _ranks import Group, Pools, same
 from _sharded import (
     compiled,
+    hooked_in_fsdp1,
     kept,
     lost,
     owed,
@@ -181,6 +182,12 @@ def test_what_is_put_wrong_is_refused_with_the_fix(
         assert said in text
 
 
+@pytest.mark.parametrize("sharded", [True, False])
+def test_the_hook_for_ddp_tells_fsdp1_of_fsdp2(sharded: bool, two: Group) -> None:
+    for text in two.refused(hooked_in_fsdp1, "StateError", config=INT8, sharded=sharded):
+        assert "apply_to_fsdp" in text
+
+
 @pytest.mark.parametrize("hybrid", [False, True], ids=["shards", "replicas"])
 def test_a_mistake_on_one_rank_is_told_to_all(hybrid: bool, four: Group) -> None:
     found = four.errors(refused_on_one, config=INT8, rank=2, hybrid=hybrid)
@@ -200,3 +207,13 @@ def test_a_lost_rank_is_named_on_all_others(fresh: Any) -> None:
         assert outcome.error["type"] == "PeerLost", outcome.explain()
         assert outcome.error["rank"] == 2
         assert outcome.seconds < 20.0
+
+
+def test_in_hsdp_those_who_exchange_with_a_lost_rank_name_it_and_all_end(fresh: Any) -> None:
+    found = fresh(4).outcomes(lost, config=BOTH, rank=3, hybrid=True, deadline_s=40.0)
+    for outcome in found[:3]:
+        assert outcome.error is not None, outcome.explain()
+        assert outcome.error["type"] == "PeerLost", outcome.explain()
+        assert outcome.seconds < 20.0
+    assert found[2].error["rank"] == 1
+    assert "ranks [2, 3]" in found[2].error["message"]

@@ -116,6 +116,13 @@ class Sharding:
     replicas: dist.ProcessGroup | None
     device: torch.device
 
+    def counted(self, group: dist.ProcessGroup) -> str:
+        """Say how errors count ranks of a part of the world; nothing where it is the world."""
+        ranks = dist.get_process_group_ranks(group)
+        if ranks == list(range(dist.get_world_size())):
+            return ""
+        return f"ranks are counted among the ranks {ranks} of the default group"
+
     @property
     def reduced(self) -> tuple[ParameterInfo, ...]:
         """All trainable parameters, in the model's order, numbered from 0."""
