@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -211,31 +212,38 @@ def reduced(net: nn.Module, step: int) -> list[torch.Tensor]:
     return [w.grad.full_tensor() for w in net.weights]
 
 
-def mean_residual(handle: FSDPHandle) -> list[torch.Tensor]:
-    """Return, over all ranks, the mean of what was not sent between shards."""
-    found = {k: v for k, v in handle.state_dict().items() if "/shards/" in k}
+def mean_residual(handle: FSDPHandle, shards: int) -> list[torch.Tensor]:
+    """Return the mean of what was not sent: between shards by all, between replicas by each."""
+    ranks, shard = dist.get_world_size(), dist.get_rank() % shards
     left = [torch.zeros(shape) for shape in SHAPES]
-    for key, vector in found.items():
-        if "residual/" in key:
-            left[int(key.rpartition(".")[2])] += vector.view(SHAPES[int(key.rpartition(".")[2])])
+    for key, vector in handle.state_dict().items():
+        if "/residual/" in key:
+            number = int(key.rpartition(".")[2])
+            whole, shape = left[number].view(-1), SHAPES[number]
+            if "/shards/" in key:
+                whole += vector / ranks
+            else:
+                rows = -(-shape[0] // shards)
+                start = shard * rows * math.prod(shape[1:])
+                whole[start : start + vector.numel()] += vector * shards / ranks
     for part in left:
         dist.all_reduce(part)
-    return [part / dist.get_world_size() for part in left]
+    return left
 
 
-def owed(*, config: Any, steps: int) -> dict[str, float]:
+def owed(*, config: Any, steps: int, hybrid: bool = False) -> dict[str, float]:
     """Return how much of the gradients is neither in the means nor in the residuals."""
     ranks = range(dist.get_world_size())
     due = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     got = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
-    with tilted(config) as (net, handle):
+    with tilted(config, hybrid) as (net, handle):
         for step in range(steps):
             for total, mean in zip(got, reduced(net, step), strict=True):
                 total += mean
             for rank in ranks:
                 for total, part in zip(due, factors_of(rank, step), strict=True):
                     total += part.double() / len(ranks)
-        left = mean_residual(handle)
+        left = mean_residual(handle, len(ranks) // 2 if hybrid else len(ranks))
     missing = [float((d - g - e).abs().max()) for d, g, e in zip(due, got, left, strict=True)]
     return {"missing": max(missing), "left": max(float(e.abs().max()) for e in left)}
 
@@ -293,7 +301,7 @@ def kept(*, config: Any, folder: str, first: bool) -> list[list[float]]:
             handle.save(folder)
         else:
             handle.load(folder)
-        return [part.flatten().tolist() for part in mean_residual(handle)]
+        return [part.flatten().tolist() for part in mean_residual(handle, dist.get_world_size())]
 
 
 def refused(*, config: Any, kind: str = "sharded") -> None:

@@ -126,6 +126,14 @@ def test_what_owners_did_not_get_is_in_the_residuals(compressor: Any, four: Grou
         assert (found["left"] > 1e-3) == (compressor != "none")
 
 
+@pytest.mark.parametrize("gradients", ["shards", "replicas", "both"])
+def test_in_hsdp_what_did_not_arrive_is_in_the_residuals(gradients: str, four: Group) -> None:
+    config = {"compressor": "int4", "dense_below": {"elems": 0}, "fsdp": {"gradients": gradients}}
+    for found in four.run(owed, config=config, steps=6, hybrid=True):
+        assert found["missing"] < 3e-6
+        assert found["left"] > 1e-3
+
+
 def test_one_bit_without_feedback_loses_what_the_residuals_would_keep(two: Group) -> None:
     config = {"compressor": "onebit", "dense_below": {"elems": 0}, "feedback": {"kind": "none"}}
     assert two.run(owed, config=config, steps=6)[0]["missing"] > 0.1
