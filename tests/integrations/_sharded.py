@@ -72,17 +72,24 @@ def mesh_of(hybrid: bool) -> DeviceMesh:
 
 
 def net_of(
-    hybrid: bool = False, reshard: bool = True, unused: bool = True, **policy: str
+    hybrid: bool = False,
+    reshard: bool = True,
+    unused: bool = True,
+    together: bool = False,
+    **policy: str,
 ) -> nn.Module:
-    """Return a sharded net, the same on every rank."""
+    """Return a sharded net, the same on every rank; its blocks are one group if `together`."""
     torch.manual_seed(7)
     net = Net()
     how: dict[str, Any] = {"mesh": mesh_of(hybrid), "reshard_after_forward": reshard}
     if policy:
         dtypes = {name: DTYPES[dtype] for name, dtype in policy.items()}
         how["mp_policy"] = MixedPrecisionPolicy(**dtypes)
-    for block in net.blocks:
-        fully_shard(block, **how)
+    if together:
+        fully_shard(list(net.blocks), **how)
+    else:
+        for block in net.blocks:
+            fully_shard(block, **how)
     fully_shard(net, **how)
     if unused:
         net.set_reduce_scatter_unused_params(True)
@@ -410,3 +417,13 @@ def partly_frozen(*, config: Any) -> list[float]:
     with handle:
         trained = [p for p in net.parameters() if p.requires_grad]
         return steps_of(net, torch.optim.SGD(trained, lr=0.05), range(4))
+
+
+def used_twice(*, config: Any) -> list[list[float]]:
+    """Train a net that uses a block twice in a pass; return losses and the mean of all values."""
+    net = net_of()
+    net.blocks.append(net.blocks[0])
+    with contextlib.nullcontext() if config is None else compressa.apply_to_fsdp(net, config):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        losses = steps_of(net, optimizer, range(4))
+        return [losses, [float(x.mean()) for x in whole(net).values()]]

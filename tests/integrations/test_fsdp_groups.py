@@ -6,9 +6,20 @@ import math
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
-from compressa.integrations.fsdp.groups import lay_out, slice_elems
+from compressa.errors import BackendUnavailable
+from compressa.integrations.fsdp.groups import lay_out, sharding_of, slice_elems
 from compressa.parameters import ParameterInfo
+
+
+def test_another_torch_is_refused_with_the_one_that_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(BackendUnavailable, match=r"torch 2\.13 or later"):
+        sharding_of(torch.nn.Linear(2, 2))
+
 
 SHAPES = [(37, 18), (45,), (3, 7, 5), (1,), (256, 2), (4, 1)]
 

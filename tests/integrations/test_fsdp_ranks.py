@@ -21,6 +21,7 @@ from _sharded import (
     resumed,
     train,
     unused,
+    used_twice,
 )
 
 pytestmark = pytest.mark.ranks
@@ -36,10 +37,11 @@ BOTH = {**INT8, "fsdp": {"gradients": "both", "weights": "int8"}}
     [
         {},
         {"reshard": False, "parts": 3, "clip": 0.5},
+        {"together": True},
         {"param_dtype": "bfloat16"},
         {"param_dtype": "bfloat16", "reduce_dtype": "float32"},
     ],
-    ids=["plain", "accumulated", "bfloat16", "mixed"],
+    ids=["plain", "accumulated", "together", "bfloat16", "mixed"],
 )
 def test_without_compression_two_ranks_have_the_bits_of_fsdp2(
     how: dict[str, Any], two: Group
@@ -65,6 +67,13 @@ def test_without_compression_four_ranks_differ_by_rounding_only(hybrid: bool, fo
 def test_passes_within_a_replica_are_averaged_when_the_next_one_is(four: Group) -> None:
     plain, own = (same(four.run(partly_reduced, config=config)) for config in (None, {}))
     assert own == plain
+
+
+def test_a_block_that_is_used_twice_is_brought_as_often(two: Group) -> None:
+    plain, own = (two.run(used_twice, config=config) for config in (None, {}))
+    assert own == plain
+    for (before, _), (after, _) in zip(plain, two.run(used_twice, config=ALL_INT8), strict=True):
+        np.testing.assert_allclose(after, before, rtol=0.01)
 
 
 def test_frozen_parameters_are_only_gathered(two: Group) -> None:
