@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,9 @@ from torch.distributed.fsdp import (
 )
 
 import compressa
+from compressa.collectives import Exchange, Operation
 from compressa.integrations.fsdp import FSDPHandle
+from compressa.transports.tcp import TcpTransport
 
 _meshes: dict[bool, DeviceMesh] = {}
 DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float16, torch.bfloat16, torch.float32)}
@@ -427,3 +430,17 @@ def used_twice(*, config: Any) -> list[list[float]]:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
         losses = steps_of(net, optimizer, range(4))
         return [losses, [float(x.mean()) for x in whole(net).values()]]
+
+
+def in_launch_order(*, config: Any) -> dict[str, Any]:
+    """Train over a transport whose exchanges are launched in one order, as NCCL's are."""
+    asked: list[Operation] = []
+
+    def ordered(transport: TcpTransport, operation: Operation) -> bool:
+        asked.append(operation)
+        return True
+
+    with mock.patch.object(TcpTransport, "ordered", ordered):
+        found = train(config=config)
+    assert sum(bool(isinstance(each, Exchange) and each.incoming) for each in asked) > 50
+    return found

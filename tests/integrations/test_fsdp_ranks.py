@@ -11,6 +11,7 @@ from _ranks import Group, Pools, same
 from _sharded import (
     compiled,
     hooked_in_fsdp1,
+    in_launch_order,
     kept,
     lost,
     owed,
@@ -67,6 +68,12 @@ def test_without_compression_four_ranks_differ_by_rounding_only(hybrid: bool, fo
 def test_passes_within_a_replica_are_averaged_when_the_next_one_is(four: Group) -> None:
     plain, own = (same(four.run(partly_reduced, config=config)) for config in (None, {}))
     assert own == plain
+
+
+def test_exchanges_may_have_to_be_launched_in_one_order(two: Group) -> None:
+    plain = two.run(train, config=ALL_INT8)
+    for before, after in zip(plain, two.run(in_launch_order, config=ALL_INT8), strict=True):
+        assert after["digest"] == before["digest"]
 
 
 def test_a_block_that_is_used_twice_is_brought_as_often(two: Group) -> None:

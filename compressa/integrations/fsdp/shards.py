@@ -84,9 +84,7 @@ class Shards:
         self._calls, self._counted = 0, counted
         self._done: set[int] = set()  # the groups that this pass has reduced
         self._closed = False
-        most = max(map(len, [*reduced.values(), *gathered.values()]), default=0)
-        ordered = range(most) if session.transport.ordered(Exchange({}, {})) else ()
-        session.follow([Transfer(0, stage, 0) for stage in range(most)], ordered)
+        self._ordered = session.transport.ordered(Exchange({}, {}))
 
     @property
     def next_step(self) -> int:
@@ -166,9 +164,11 @@ class Shards:
             raise StateError("this handle is closed; shard the model anew to train it further")
         begun_s, before = time.perf_counter(), self.session.transport.traffic
         self._calls += 1
+        if self._ordered:  # all that is planned must be launched, and calls have as many as they do
+            stages = range(len(programs))
+            self.session.follow([Transfer(0, stage, 0) for stage in stages], stages)
         try:
-            future = self.session.start(_together(programs), step=self._calls, name="a shard")
-            self.session.wait(future)
+            self.session.run(_together(programs))
         except BaseException as error:
             self.session.fail(wrapped(error))
             if self._counted and isinstance(error, TransportError):
