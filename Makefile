@@ -7,7 +7,7 @@ TESTS ?= tests
 GPU_PYTHON ?= 3.12
 GPU_WHEELS ?= build/gpu-wheels
 
-.PHONY: install check kernels test test-deadlines test-others fuzz stress matrix bench gpu gpu-bundle demo coverage clean
+.PHONY: install check kernels test test-deadlines test-others fuzz stress restarts matrix bench gpu gpu-bundle demo coverage clean
 
 install: .venv/installed
 
@@ -52,6 +52,10 @@ fuzz: install
 # make stress STRESS="--seed 1 --only 7"
 stress: kernels
 	$(BIN)/python tests/stress.py $(STRESS)
+
+# 20 kills of random workers under torchrun, with and without compressa; make restarts RESTARTS="--seed 1"
+restarts: kernels
+	$(BIN)/python tests/restarts.py $(RESTARTS)
 
 # The lowest and the newest versions, on every Python found; make matrix MATRIX="--python 3.13"
 matrix: install

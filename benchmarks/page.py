@@ -1,6 +1,6 @@
 """`python -m benchmarks.page`: write the figures of two pages from what is committed.
 
-They are docs/performance.md and, for `diloco`, docs/strategies.md.
+They are docs/performance.md and, for `diloco`, docs/guides/strategies.md.
 
 Everything between `<!-- kernels:begin -->` and `<!-- kernels:end -->` comes from the file that
 `python -m benchmarks kernels --json docs/measurements/kernels.json` leaves; targets are those of
@@ -28,7 +28,7 @@ from harness.runner import Shown, as_page
 from harness.tables import with_block
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE, STRATEGIES = DOCS / "performance.md", DOCS / "strategies.md"
+PAGE, STRATEGIES = DOCS / "performance.md", DOCS / "guides" / "strategies.md"
 MEASUREMENTS = DOCS / "measurements"
 NONE_YET = "No measurement is committed yet.\n"
 

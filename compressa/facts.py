@@ -1,6 +1,6 @@
 """What is true of each compressor at its defaults: the one place where it is worked out.
 
-The command line, the README's table and docs/compressors.md show the same facts. Sizes and
+The command line and docs/compressors/index.md show the same facts. Sizes and
 bounds are for a float32 matrix of `SHAPE`, exchanges and an aggregator's bounds for `RANKS` ranks.
 """
 

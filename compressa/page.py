@@ -1,6 +1,6 @@
 """The page of one compressor, in Markdown: from its row, its facts and its docstrings.
 
-`compressa compressors NAME` prints it, and docs/compressors.md consists of them.
+`compressa compressors NAME` prints it, and docs/compressors/index.md consists of them.
 """
 
 from __future__ import annotations

@@ -41,15 +41,20 @@ def plain_name(name: str) -> str:
     return name
 
 
-def trained_parameters(module: nn.Module, *, frozen: bool = False) -> dict[str, nn.Parameter]:
-    """Return what is trained of a module, by plain name; a shared parameter is there once.
+def plain_parameters(module: nn.Module, *, frozen: bool) -> dict[str, nn.Parameter]:
+    """Return a module's parameters by plain name; a shared one is there once.
 
     Args:
-        module: Any model.
+        module: Any.
         frozen: Whether those that are not trained count, too.
     """
     named = module.named_parameters()
     return {plain_name(name): p for name, p in named if frozen or p.requires_grad}
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return what is trained of a module, by plain name; a shared parameter is there once."""
+    return plain_parameters(module, frozen=False)
 
 
 class Role(StrEnum):

@@ -12,6 +12,7 @@ PATTERN = r"^\s*\d+(\.\d+)?\s*[kKmMgG]?[bB][iI][tT](/[sS]|[pP][sS])?\s*$"
 """What `parse_rate` reads, in the regular expressions of JSON Schema."""
 
 _SHOWN = 120
+_FRAME_BYTES, _DATA_BYTES = 1538, 1448  # of Ethernet, with its gap, and of TCP in it
 
 
 def parse_rate(text: str) -> float:
@@ -45,3 +46,13 @@ def rate_text(bits_per_s: float) -> str:
     """
     unit = max((u for u in _UNITS if _UNITS[u] <= bits_per_s), key=_UNITS.__getitem__)
     return f"{bits_per_s / _UNITS[unit]:.12g}{unit}"
+
+
+def data_bytes_per_s(bits_per_s: float) -> float:
+    """Return what a port of such a rate carries beside the headers of Ethernet and TCP.
+
+    Example:
+        >>> round(data_bytes_per_s(1e8))
+        11768531
+    """
+    return bits_per_s / 8 * _DATA_BYTES / _FRAME_BYTES

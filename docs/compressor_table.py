@@ -1,5 +1,5 @@
 # python docs/compressor_table.py
-"""Write what README.md and docs/ say of each compressor, transport and policy.
+"""Write what docs/ says of each compressor, transport and policy.
 
 Everything between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the files is worked out here
 from the contract tables, `compressa.facts` and the docstrings; what is new appears by its row in
@@ -26,26 +26,15 @@ sys.path.append(str(ROOT))  # last: an installed package goes first
 
 from harness.tables import Table, markdown, with_block  # noqa: E402
 
-README = ROOT / "README.md"
-PAGE = ROOT / "docs" / "compressors.md"
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "compressors" / "index.md"
+CONFIGURATION = ROOT / "docs" / "guides" / "configuration.md"
 _BLANK = ""
 _BUSIEST = f"busiest of {', '.join(map(str, BUSIEST_OF[:-1]))} and {BUSIEST_OF[-1]} ranks"
 _TITLES = ("ratio", _BUSIEST, f"exchange on {RANKS} ranks", "summable")
 
 
-def compressors_block() -> str:
-    """Return the README's table."""
-    titles = ("name", "what is sent", *_TITLES, "error", "paper")
-    rows = [
-        [f"`{own.name}`", own.summary, *_numbers(own), own.paper or "-"]
-        for own in map(facts, COMPRESSORS.values())
-    ]
-    return _table(titles, rows)
-
-
 def overview_block() -> str:
-    """Return the table of docs/compressors.md: like the README's, with state, by family."""
+    """Return the table of docs/compressors/index.md, by family."""
     titles = ("name", "what is sent", *_TITLES, "error", "state", "paper")
     return _table(titles, _overview_rows())
 
@@ -102,20 +91,15 @@ def policies_block() -> str:
     return _table(("policy", "what it does", "overtakes", "paper"), rows)
 
 
-def with_compressors(readme: str, block: str) -> str:
-    """Return the README's text with its table."""
-    return with_block(readme, "compressors", block)
-
-
 def with_page_blocks(text: str) -> str:
-    """Return the text of docs/compressors.md with all that is worked out."""
+    """Return the text of docs/compressors/index.md with all that is worked out."""
     text = with_block(text, "overview", overview_block())
     text = with_block(text, "sections", sections_block())
     return with_block(text, "wrappers", wrappers_block())
 
 
 def with_tables(text: str) -> str:
-    """Return the text of docs/architecture.md with its tables."""
+    """Return the text of docs/guides/configuration.md with its tables."""
     text = with_block(text, "transports", transports_block())
     return with_block(text, "policies", policies_block())
 
@@ -141,10 +125,8 @@ def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def main() -> None:
     """Bring the files up to date."""
-    readme = README.read_text(encoding="utf-8")
-    README.write_text(with_compressors(readme, compressors_block()), encoding="utf-8")
-    structure = ARCHITECTURE.read_text(encoding="utf-8")
-    ARCHITECTURE.write_text(with_tables(structure), encoding="utf-8")
+    settings = CONFIGURATION.read_text(encoding="utf-8")
+    CONFIGURATION.write_text(with_tables(settings), encoding="utf-8")
     PAGE.write_text(with_page_blocks(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

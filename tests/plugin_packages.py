@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -11,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+from _documents import DOCS, block_with
+
 from compressa import plugins
 from compressa.config.choices import CHOICES
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "compressors.md").read_text(encoding="utf-8")
+PAGE = DOCS / "extending.md"
 
 
 def install(
@@ -59,21 +60,13 @@ def _forget() -> None:
         known.cache_clear()
 
 
-def page_blocks(language: str) -> list[str]:
-    """Return the code blocks of docs/compressors.md in some language."""
-    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
-    assert found
-    return found
-
-
 def page_block(language: str, text: str) -> str:
-    """Return the one block that has some text."""
-    (found,) = (block for block in page_blocks(language) if text in block)
-    return found
+    """Return the one block of docs/extending.md in some language that has some text."""
+    return block_with(PAGE, language, text).code
 
 
 def install_page_example(site: Path) -> None:
-    """Install the compressor that docs/compressors.md shows, as its pyproject.toml says."""
+    """Install the compressor that docs/extending.md shows, as its pyproject.toml says."""
     project = tomllib.loads(page_block("toml", "[project]"))["project"]
     points = project["entry-points"]["compressa.compressors"]
     code = page_block("python", "class Fixed16")

@@ -1,4 +1,7 @@
-"""Compressors of other packages: found, checked, configured, and never anybody else's trouble."""
+"""Compressors of other packages: found, checked, configured, and never anybody else's trouble.
+
+One of them is that of docs/extending.md, whose blocks are run here.
+"""
 
 from __future__ import annotations
 
@@ -278,8 +281,13 @@ def test_the_page_s_example_conforms_and_trains(tmp_path: Path) -> None:
     check = page_block("python", "check_compressor(").replace("16()))", "16()), most_ranks=2)")
     assert "most_ranks" in check
     train = page_block("python", "LoopbackWorld(")
-    last = "answer = [world.next_step, world.states[0].vectors['residual/weight'].any().item()]"
-    assert answers(tmp_path, f"{check}\n{train}\n{last}") == [2, True]
+    file = tmp_path / "compressa.toml"
+    file.write_text(page_block("toml", "block = 512"), encoding="utf-8")
+    last = (
+        "answer = [world.next_step, world.states[0].vectors['residual/weight'].any().item(), "
+        f"load_config({str(file)!r}).compressor.build().block]"
+    )
+    assert answers(tmp_path, f"{check}\n{train}\n{last}") == [2, True, 512]
 
 
 BROKEN = """

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = {
+    "init": "Write a configuration to begin with, for a model and a link.",
     "config": "Check, show and describe configurations.",
     "explain": "Which exchanges a configuration means, and how long they should take.",
     "link": "What this network is like, for exchange.link.",

@@ -3,7 +3,7 @@
 Codes of a quantiser are not equally likely: a block's largest element has the largest code, and
 most elements are far smaller. Zstandard (RFC 8878) finds most of what that is worth, by Huffman
 codes for the bytes. It takes time on every payload, so it pays where the network is slow;
-docs/compressors.md has what was measured.
+docs/guides/configuration.md has what was measured.
 
 It works in the memory of the host: a payload of a GPU is waited for, and copied there and back.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from compressa.parameters import ParameterInfo, Role, trained_parameters
+from compressa.parameters import ParameterInfo, Role, plain_parameters
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (
@@ -31,13 +31,13 @@ def infer_roles(module: nn.Module, *, frozen: bool = False) -> dict[str, Role]:
         frozen: Whether parameters that are not trained have roles, too.
 
     Returns:
-        Roles by the names of `trained_parameters`, in that order.
+        Roles by the names of `plain_parameters`, in that order.
 
     Example:
         >>> list(infer_roles(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).values())
         [<Role.WEIGHT: 'weight'>, <Role.BIAS: 'bias'>, <Role.OUTPUT: 'output'>, <Role.BIAS: 'bias'>]
     """
-    named = trained_parameters(module, frozen=frozen)
+    named = plain_parameters(module, frozen=frozen)
     embeddings = _owned(module, _is_embedding)
     norms = _owned(module, _is_norm)
     roles = {name: _role(name, p, embeddings, norms) for name, p in named.items()}
@@ -59,9 +59,10 @@ def parameter_infos(module: nn.Module, *, frozen: bool = False) -> tuple[Paramet
         frozen: Whether those that are not trained count, too.
     """
     roles = infer_roles(module, frozen=frozen)
+    named = plain_parameters(module, frozen=frozen)
     return tuple(
         ParameterInfo(index, name, _shape(p), p.dtype.to_real(), roles[name])
-        for index, (name, p) in enumerate(trained_parameters(module, frozen=frozen).items())
+        for index, (name, p) in enumerate(named.items())
     )
 
 

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -40,6 +41,7 @@ class CommHookState(HookState):
         self._watch = FirstBucket(lambda: _holders(self)) if watched else None
         # DDP's reducer holds this object where no collector looks, so this holds no model.
         self._reference: Reference | None = None
+        self._resumed: str | Path | None = None
 
     @property
     def copied(self) -> bool:
@@ -61,6 +63,19 @@ class CommHookState(HookState):
                 else f"{_CALLER}: the model that this hook was registered for is gone"
             )
         return hook.handle
+
+    def load(self, path: str | Path) -> None:
+        """Read a checkpoint that `handle.save` has written, when the first bucket comes.
+
+        Args:
+            path: As `Handle.load` takes it; the same on every rank.
+
+        Raises:
+            StateError: That has come: call `handle.load`.
+        """
+        if self._reference is not None:
+            raise StateError(f"{_CALLER}: the first bucket has come; call state.handle.load")
+        self._resumed = path
 
     def hook(self, bucket: GradBucket) -> DDPHook:
         """Return the hook that takes a bucket. The first call is collective.
@@ -89,7 +104,10 @@ class CommHookState(HookState):
             check_reducer(model)  # which hands over something else than buckets
             check_unregistered(model, self)
             handle = open_for(_CALLER, model, self._config)
-            self._reference = Reference(take_over(model, handle, self._scaler))
+            with handle.closed_on_error():
+                if self._resumed is not None:
+                    handle.load(self._resumed)
+                self._reference = Reference(take_over(model, handle, self._scaler))
         except CompressaError as error:
             for model in models:  # whose own next forward pass would tell of an internal error
                 model.register_forward_pre_hook(partial(_raise_again, error))

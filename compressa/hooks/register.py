@@ -6,6 +6,7 @@ import weakref
 from functools import partial
 from typing import Any
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa.config import Source
@@ -17,18 +18,19 @@ from compressa.hooks.opening import open_handle
 from compressa.hooks.refusals import check_inputs, check_reducer
 from compressa.parameters import trained_parameters
 
+_CALLER = "register_comm_hook"
+_HOLDERS = {"_orig_mod", "_forward_module"}  # of `torch.compile`, and of Fabric
 _registered: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-def register_comm_hook(
-    model: DistributedDataParallel, config: Source, *, scaler: Any = None
-) -> Handle:
+def register_comm_hook(model: nn.Module, config: Source, *, scaler: Any = None) -> Handle:
     """Compress the gradients of a DDP model from now on. Collective over the model's ranks.
 
     A model that is copied or pickled leaves the hook behind: register it anew.
 
     Args:
-        model: Wrapped, not yet trained with another hook.
+        model: A DistributedDataParallel that was not yet trained with another hook, or what
+            `torch.compile` or Fabric has made of one.
         config: Path of a TOML file, a mapping, or a `Config`.
         scaler: The `GradScaler`, if losses are scaled, so that residuals are kept unscaled
             and a skipped step loses nothing.
@@ -47,15 +49,36 @@ def register_comm_hook(
         >>> model = DistributedDataParallel(net)                  # doctest: +SKIP
         >>> handle = register_comm_hook(model, "compressa.toml")  # doctest: +SKIP
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise StateError(
-            f"register_comm_hook takes a DistributedDataParallel, not {type(model).__name__}; "
-            "wrap the network first"
-        )
-    check_unregistered(model)
-    handle = open_for("register_comm_hook", model, config)
-    install(model, handle, scaler)
+    wrapped = ddp_of(model)
+    check_unregistered(wrapped)
+    handle = open_for(_CALLER, wrapped, config)
+    install(wrapped, handle, scaler)
     return handle
+
+
+def ddp_of(
+    model: nn.Module, caller: str = _CALLER, fix: str = "wrap the network first"
+) -> DistributedDataParallel:
+    """Return the DDP model that other wrappers hold.
+
+    Args:
+        model: That model, or what `torch.compile` or Fabric's `setup` has made of it.
+        caller: The function that the user called, which the error names.
+        fix: What to do if there is none.
+
+    Raises:
+        StateError: There is none.
+    """
+    inner = model
+    while not isinstance(inner, DistributedDataParallel):
+        # Wrappers pass other attributes on to what they hold; where that is they know themselves.
+        held = getattr(inner, "_modules", {})
+        if not held.keys() & _HOLDERS:
+            raise StateError(
+                f"{caller} takes a DistributedDataParallel, not {type(model).__name__}; {fix}"
+            )
+        inner = held[min(held.keys() & _HOLDERS)]
+    return inner
 
 
 def open_for(caller: str, model: DistributedDataParallel, config: Source) -> Handle:

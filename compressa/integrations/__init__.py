@@ -1,1 +1,1 @@
-"""Integrations: what other libraries' trainers and wrappers need; each is imported where asked."""
+"""Integrations: what other trainers and wrappers need; each module imports its own, where asked."""

@@ -91,7 +91,7 @@ class Edge:
 
     def _forward(self, flow: Flow, change: Callable[..., Ops], chunk: int, ops: Ops) -> Ops:
         if ops:
-            _check_neighbours(self._stage)
+            check_neighbours(self._stage)
         named = self._kept and ops and self._stage.has_backward  # not where a schedule evaluates
         return change(chunk, ops, self._samples_of(flow, chunk) if named else None)
 
@@ -206,8 +206,12 @@ def _decoded(arrived: Callable[[int], None], own: Callable[[int], Any]) -> Calla
     return take
 
 
-def _check_neighbours(stage: _PipelineStageBase) -> None:
-    """Raise StateError where both ends could not number tensors alike: at connections that skip."""
+def check_neighbours(stage: _PipelineStageBase) -> None:
+    """See that a stage has edges with its neighbours only: both ends then number tensors alike.
+
+    Raises:
+        StateError: A connection skips a stage.
+    """
     this = stage.stage_index
     to = {stage_to for some in stage.act_send_info.values() for stage_to in some}
     infos = (info for some in stage.args_recv_info.values() for info in some)

@@ -16,13 +16,13 @@ from compressa.engine.units.partition import Sizes, partition
 from compressa.engine.units.sums import Sums, lowers
 from compressa.engine.units.world import world_of
 from compressa.errors import ConfigError
+from compressa.rates import data_bytes_per_s
 from compressa.schedulers import Link
 from compressa.simulation.network import Network
 from compressa.transports.base import Transport
 
 DEFAULT_LATENCY_S = 50e-6
 DEFAULT_OVERHEAD_S = 20e-6
-_FRAME_BYTES, _DATA_BYTES = 1538, 1448  # of Ethernet, with its gap, and of TCP in it
 _MOST_HOSTS = 1024
 
 
@@ -169,7 +169,7 @@ def _link(
     if bandwidth_bits_per_s is not None:
         if not 0 < bandwidth_bits_per_s < float("inf"):
             raise ConfigError(f"{bandwidth_bits_per_s:g} bit/s is no bandwidth")
-        rates.append(bandwidth_bits_per_s / 8 * _DATA_BYTES / _FRAME_BYTES)
+        rates.append(data_bytes_per_s(bandwidth_bits_per_s))
     elif figures is not None:
         rates.append(1 / figures.byte_s)
     if config.schedule.pace_bits_per_s is not None:

@@ -22,6 +22,7 @@ def run_example(name: str, folder: Path, *more: str, timeout_s: float = 100.0) -
     """Start an example by its first line, in a folder; return what it printed."""
     program, *words = command_of(name)
     words = [str(EXAMPLES.parent / w) if w.startswith("examples/") else w for w in words]
+    words = [sys.executable if word == "python" else word for word in words]  # after mpiexec
     if program == "torchrun":  # a port of its own, so that examples may run side by side
         words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *words]
     done = subprocess.run(

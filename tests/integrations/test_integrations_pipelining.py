@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from compressa.codecs import Draw
 from compressa.codecs.int4 import Int4
 from compressa.errors import ConfigError, StateError
 from compressa.integrations.differences import Differences
+from compressa.integrations.pipelining import check_neighbours
 
 WIDTH, CONTEXT, ROWS, SYMBOLS, MICROBATCHES = 32, 16, 8, 23, 4
 SIZE = Size(width=WIDTH, layers=4, heads=2, context=CONTEXT)
@@ -256,6 +258,19 @@ def test_what_no_edge_can_carry_is_refused_when_loaded(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         compressa.load_config({"pipeline": dict(pipeline)})
+
+
+@pytest.mark.parametrize(("to", "origin"), [(2, 0), (3, 0), (2, None)])
+def test_connections_that_skip_a_stage_are_refused(to: int, origin: int | None) -> None:
+    received = SimpleNamespace(source=origin, is_root_arg=origin is None)
+    stage: Any = SimpleNamespace(
+        stage_index=1, act_send_info={0: [to, None]}, args_recv_info={0: (received,)}
+    )
+    if to == 2:
+        check_neighbours(stage)
+        stage.args_recv_info[0] += (SimpleNamespace(source=-1, is_root_arg=False),)
+    with pytest.raises(StateError, match="cut the model where nothing skips"):
+        check_neighbours(stage)
 
 
 def test_only_a_stage_has_edges() -> None:

@@ -33,7 +33,7 @@ def is_ordered(*, kind: str) -> bool:
 
 def test_the_documentation_has_the_rows_of_transports_and_policies() -> None:
     script = runpy.run_path(str(DOCS / "compressor_table.py"))
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    text = (DOCS / "guides" / "configuration.md").read_text(encoding="utf-8")
     assert script["with_tables"](text) == text, "run python docs/compressor_table.py"
     assert all(f"| `{name}` |" in text for name in [*TRANSPORTS, *POLICIES])
 

@@ -28,7 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 
 from compressa.config.roles import parameter_infos
 from compressa.errors import BackendUnavailable, StateError
-from compressa.parameters import ParameterInfo, Segment, trained_parameters
+from compressa.parameters import ParameterInfo, Segment, plain_parameters
 
 CALLER = "compressa.apply_to_fsdp"
 DTYPES = (torch.float32, torch.bfloat16)
@@ -163,7 +163,7 @@ def sharding_of(model: nn.Module) -> Sharding:
     info = first.mesh_info
     if any(inner.mesh_info.shard_process_group != info.shard_process_group for _, inner in owners):
         raise StateError(f"{CALLER}: modules are sharded over different meshes; shard all over one")
-    known = {id(p): name for name, p in trained_parameters(module, frozen=True).items()}
+    known = {id(p): name for name, p in plain_parameters(module, frozen=True).items()}
     infos = {info.name: info for info in parameter_infos(module, frozen=True)}
     ranks = info.shard_process_group.size()
     groups = [
