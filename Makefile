@@ -7,7 +7,7 @@ TESTS ?= tests
 GPU_PYTHON ?= 3.12
 GPU_WHEELS ?= build/gpu-wheels
 
-.PHONY: install check kernels test test-deadlines test-others fuzz stress restarts matrix bench gpu gpu-bundle demo coverage clean
+.PHONY: install check docs docs-serve kernels test test-deadlines test-others fuzz stress restarts matrix bench gpu gpu-bundle demo coverage clean
 
 install: .venv/installed
 
@@ -23,6 +23,13 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/typecheck.py
+
+# The documentation, in build/site; docs-serve shows it while pages are edited.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 # All kernels for gradients in float32, by as many processes as there are cores.
 kernels: install

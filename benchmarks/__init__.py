@@ -11,9 +11,8 @@
 
 All stand on `harness`: its rows, targets, tables, ranks and its runner. Each of the first four has
 a `command`, a `run` that measures, its `records`, and `tables`, whose `shown` says what is shown of
-a measurement, at the terminal and by `page`, which writes docs/performance.md; the fifth has all of
-these in one file, and stands in docs/guides/strategies.md. `hosts` has testbeds, `timing` and
-`paired` the clocks.
+a measurement at the terminal; the fifth has all of these in one file. The documentation site draws
+what is committed of them. `hosts` has testbeds, `timing` and `paired` the clocks.
 
 To be run from the root of a clone. Unlike experiments they look into compressa, whose parts they
 measure; nothing of compressa knows them.

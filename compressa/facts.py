@@ -1,6 +1,6 @@
 """What is true of each compressor at its defaults: the one place where it is worked out.
 
-The command line and docs/compressors/index.md show the same facts. Sizes and
+The command line and the documentation site show the same facts. Sizes and
 bounds are for a float32 matrix of `SHAPE`, exchanges and an aggregator's bounds for `RANKS` ranks.
 """
 
@@ -165,6 +165,16 @@ def facts(entry: Entry, source: str = LIBRARY) -> Facts:
     )
 
 
+def rounds_of(entry: Entry) -> tuple[Round, ...]:
+    """Return the rounds in which `RANKS` ranks exchange a gradient that a compressor has.
+
+    Example:
+        >>> [own.verb.value for own in rounds_of(COMPRESSORS["powersgd"])]
+        ['all_reduce', 'all_reduce']
+    """
+    return _Used(entry).rounds_on(RANKS, State())
+
+
 def survey() -> tuple[list[Facts], list[str]]:
     """Return the facts of all that can be configured, and what is wrong with other packages.
 
@@ -213,16 +223,17 @@ class _Used:
         self._wrappers = list(_wrappers(self._settled, entry.compressor))
         self._state = State()
         # An aggregator makes all of its state now, and none later.
-        self._rounds = self._rounds_on(RANKS, self._state)
+        self._rounds = self.rounds_on(RANKS, self._state)
 
-    def _rounds_on(self, ranks: int, state: State) -> tuple[Round, ...]:
+    def rounds_on(self, ranks: int, state: State) -> tuple[Round, ...]:
+        """Those of so many ranks; what it keeps between steps goes into the state."""
         layout = Layout(0, (Segment(PARAMETER, 0, PARAMETER.elems),))
         world = World(rank=0, size=ranks, seed=0, exchange="auto", state=state)
         return build_aggregator(self._settled, layout, world).rounds
 
     def busiest(self, ranks: int) -> float:
         """A dense ring's bytes over those of the busiest of so many ranks."""
-        busiest = busiest_bytes(self._rounds_on(ranks, State()), ranks)
+        busiest = busiest_bytes(self.rounds_on(ranks, State()), ranks)
         return dense_ring_bytes(PARAMETER.elems, ranks) / busiest
 
     @property

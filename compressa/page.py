@@ -1,6 +1,6 @@
 """The page of one compressor, in Markdown: from its row, its facts and its docstrings.
 
-`compressa compressors NAME` prints it, and docs/compressors/index.md consists of them.
+`compressa compressors NAME` prints it; the documentation site has pictures beside the same words.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def page(entry: Entry, own: Facts, heading: str = "##") -> str:
     parts = [
         f"{heading} {own.name}",
         own.summary,
-        *_docs(entry.compressor),
-        _listed("Hyper-parameters:", hyper_parameters(entry)),
-        _listed("At its defaults:", _fact_lines(own)),
+        *docs(entry.compressor),
+        listed("Hyper-parameters:", hyper_parameters(entry)),
+        listed("At its defaults:", _fact_lines(own)),
         f"```toml\n{example_toml(entry)}```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -90,11 +90,11 @@ def described(of: type) -> str:
     """Return a class's docstrings as Markdown: its module's, its own, and its settings'."""
     texts = field_texts(of.__doc__ or "")
     settings = (f"`{name}`: {_escaped(text)}" for name, text in texts.items())
-    return "\n\n".join(filter(None, [*_docs(of), _listed("", settings)]))
+    return "\n\n".join(filter(None, [*docs(of), listed("", settings)]))
 
 
-def _docs(of: type) -> Iterator[str]:
-    """Yield what the module and the class say, without what is said elsewhere on the page."""
+def docs(of: type) -> Iterator[str]:
+    """Yield what a class's module and the class say, in Markdown, up to settings and examples."""
     module = sys.modules.get(of.__module__)
     doc = (module and module.__doc__) or ""
     title = re.match(r"\S+: +", doc)  # as in "topk: the k elements of ..."
@@ -136,7 +136,7 @@ def _escaped(line: str) -> str:
     return re.sub(r"(?<=[^\s*])\*(?=[^\s*])|<(?=[A-Za-z/])", r"\\\g<0>", line)
 
 
-def _listed(title: str, lines: Iterable[str]) -> str:
+def listed(title: str, lines: Iterable[str]) -> str:
     """Return a list with a title; nothing if there are no lines."""
     listed = "\n".join(_filled(f"- {line}", "  ") for line in lines)
     return f"{title}\n\n{listed}".lstrip() if listed else ""

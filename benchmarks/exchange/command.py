@@ -61,8 +61,8 @@ def exchange(
 
     Ours, Gloo's own and, with the extra bench-peers and as root, MPI's and Ray's own; one rank on
     each host, one thread for each rank. "Of line rate" is the time that the bytes of a method's
-    formula take in one plain TCP stream, over the time taken; docs/performance.md says how it is
-    measured.
+    formula take in one plain TCP stream, over the time taken; docs/benchmarks/exchange.md
+    says how it is measured.
 
     Parts, and their minutes: sums (20), compressed (2), server (3), broadcast (3), transfer (3),
     striping (1), hosts (4). Needs network namespaces: Linux, and root or user namespaces.

@@ -59,7 +59,7 @@ def kernels(
     """Time every compressor against the memory bus and against plain implementations.
 
     "Of the limit" is the time in which the bytes of a call could cross the memory bus, over the
-    time taken; docs/performance.md says how it is measured. The two default sizes take about
+    time taken; docs/benchmarks/kernels.md says how it is measured. The two default sizes take about
     six minutes on two cores, and up to 10 GB.
 
     On a GPU also with gradients in bfloat16, and what launches cost.

@@ -1,7 +1,8 @@
 """What the kernels of a step must move over the memory bus: K, when nothing is in a cache.
 
-Bytes count as docs/performance.md counts those of one kernel: what is read counts once, what is
-updated in place and what is only written twice. With n elements, P ranks and w bytes of payload:
+Bytes count as docs/benchmarks/kernels.md counts those of one kernel: what is read counts
+once, what is updated in place and what is only written twice. With n elements, P ranks and w bytes
+of payload:
 
 - *encode* reads the gradient and updates the residual, 12 n, and writes the payload, 2 w; where a
   case of `python -m benchmarks kernels` has more passes, as many. Without a residual it is 4 n.

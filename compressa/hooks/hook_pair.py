@@ -146,8 +146,20 @@ def comm_hook(config: Source, *, scaler: Any = None) -> tuple[CommHookState, Hoo
     return CommHookState(config, scaler), compressed_mean
 
 
-def compressed_mean(state: CommHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The function that DDP calls with each bucket."""
+def compressed_mean(
+    state: CommHookState, bucket: GradBucket, shard: torch.Tensor | None = None
+) -> torch.futures.Future[torch.Tensor]:
+    """The function that DDP calls with each bucket, and FSDP1 with a gradient and its own shard.
+
+    Raises:
+        StateError: It was FSDP1.
+    """
+    if shard is not None or not isinstance(bucket, GradBucket):
+        raise StateError(
+            f"{_CALLER}: FullyShardedDataParallel (FSDP1) hands over flat memory without names, by "
+            "which nothing could be compressed or kept; shard the model by FSDP2, "
+            "torch.distributed.fsdp.fully_shard(model), and call compressa.apply_to_fsdp"
+        )
     return state.hook(bucket).submit(bucket)
 
 

@@ -1,12 +1,12 @@
-"""What the page of measurements says: the figures of what is committed, and where they are from."""
+"""What a command shows of a measurement: tables and verdicts of each of its parts."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from test_bench_exchange import at_line_rate
 from test_bench_exchange import whole as whole_exchange
 from test_bench_records import row, whole
@@ -22,47 +22,27 @@ from test_bench_schedule import (
 )
 
 from benchmarks.exchange.records import Omitted
-from benchmarks.page import BLOCKS, NONE_YET, PAGE, PAGES, block_of, up_to_date
+from benchmarks.exchange.tables import shown as exchange_shown
+from benchmarks.kernels.tables import shown as kernels_shown
 from benchmarks.schedule.plan import AUTO, DDP
 from benchmarks.schedule.records import Overhead
-from benchmarks.schedule.training import ELEMS, LAYERS
+from benchmarks.schedule.tables import shown as schedule_shown
 from harness.records import Measurement
-from harness.tables import with_block
+from harness.runner import Shown, as_page
 
 
-def quoted(folder: Path, name: str, measured: Measurement) -> str:
-    """The block of a measurement, which names the machine and all versions."""
-    measured.write(folder / f"{name}.json")
-    block = block_of(name, folder)
-    assert f" on {measured.header.machine}; " in block
+def quoted(folder: Path, measured: Measurement, shown: Callable[[Any], Shown]) -> str:
+    """What is shown of a measurement that was written and read, and of its machine and versions."""
+    measured.write(folder / "rows.json")
+    read = type(measured).read(folder / "rows.json")
+    assert f" on {measured.header.machine}; " in read.when_and_where
     for library, text in measured.header.versions.items():
-        assert f"{library} {text}" in block
-    return block
+        assert f"{library} {text}" in read.when_and_where
+    return "\n".join([f"{read.when_and_where}\n", *as_page(shown(read))])
 
 
 def scheduled(folder: Path, **rows: Any) -> str:
-    return quoted(folder, "schedule", measurement(**rows))
-
-
-def test_the_page_has_the_figures_of_the_committed_measurements() -> None:
-    for file in PAGES:
-        assert up_to_date(file) == file.read_text(encoding="utf-8"), "run python -m benchmarks.page"
-    page = PAGE.read_text(encoding="utf-8")
-    assert f"{LAYERS} layers ({ELEMS:,} parameters)" in page
-    caps = " and ".join(f"{method.bucket_cap_mb:g}" for method in DDP)
-    assert f"buckets of {caps.replace(' and ', ', ', 1)} MB" in page
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_stands_between_its_comments_alone(name: str, tmp_path: Path) -> None:
-    assert block_of(name, tmp_path) == NONE_YET
-    page = f"Before.\n<!-- {name}:begin -->\nOlder.\n<!-- {name}:end -->\nAfter.\n"
-    found = with_block(page, name, NONE_YET)
-    assert found == page.replace("\nOlder.\n", f"\n\n{NONE_YET}\n")
-    assert with_block(found, name, NONE_YET) == found
-    for wrong in ("", page + page, f"<!-- {name}:end --><!-- {name}:begin -->"):
-        with pytest.raises(ValueError, match="once each"):
-            with_block(wrong, name, "")
+    return quoted(folder, measurement(**rows), schedule_shown)
 
 
 def test_kernels_are_quoted_with_their_yardstick_and_targets(tmp_path: Path) -> None:
@@ -71,7 +51,7 @@ def test_kernels_are_quoted_with_their_yardstick_and_targets(tmp_path: Path) -> 
     bandwidth = {"metric": "bandwidth", "unit": "GB/s", "median": 44.0, "p20": 40.0, "p80": 45.0}
     yardstick = row(case="in-place update @ 25000000", peer=None, peer_median=None, **bandwidth)
     measured = whole().model_copy(update={"rows": [yardstick, row(), growth, fixed]})
-    block = quoted(tmp_path, "kernels", measured)
+    block = quoted(tmp_path, measured, kernels_shown)
     assert "Measured 2026-01-02 on" in block
     assert "L2 1 MiB, " in block
     assert "| 25,000,000 | 2 | 44.0 | 40.0 | 45.0 |" in block
@@ -85,7 +65,7 @@ def test_exchanges_are_quoted_with_their_network_and_what_was_left_out(tmp_path:
     measured = whole_exchange(at_line_rate("ring", 0.96)).model_copy(
         update={"omitted": [Omitted(**left_out, why="12 s for one operation")]}
     )
-    block = quoted(tmp_path, "exchange", measured)
+    block = quoted(tmp_path, measured, exchange_shown)
     assert "4 hosts, 1gbit: line rate 119.0 MB/s; a message 100 us" in block
     assert "| ring | 52.5 (0.96) |" in block
     assert "| all_reduce, of line rate | 4 | 1gbit | 0.96 | 0.95 | ring, 4 MB | met |" in block

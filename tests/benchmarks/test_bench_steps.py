@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 import torch.distributed as dist
 from _ranks import Group
 
-from benchmarks.page import PAGE
 from benchmarks.steps import training
 from benchmarks.steps.memory import kernel_bytes
 from benchmarks.steps.messages import ANSWER, CALL
@@ -39,6 +39,7 @@ from compressa.errors import ConfigError
 from harness.runner import as_page
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
+PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks" / "steps.md").read_text(encoding="utf-8")
 
 
 def case(place: Place = FAST, model: str = "mlp", **given: Any) -> Case:
@@ -326,7 +327,7 @@ def test_models_are_as_large_as_is_said_and_can_be_trained(model: str, parameter
     trained = MODELS[model]
     module = trained.make()
     assert sum(p.numel() for p in module.parameters()) == parameters
-    assert f"{parameters:,} parameters" in PAGE.read_text(encoding="utf-8")
+    assert f"{parameters:,} parameters" in PAGE
     assert not list(module.buffers()), "DDP would broadcast them before each forward pass"
     (inputs, classes), *_ = trained.batches(seed=3)
     assert len(inputs) == trained.samples

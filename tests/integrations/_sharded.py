@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,11 +22,14 @@ from torch.distributed.fsdp import (
     FSDPModule,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
+    ShardingStrategy,
     fully_shard,
 )
 
 import compressa
+from compressa.collectives import Exchange, Operation
 from compressa.integrations.fsdp import FSDPHandle
+from compressa.transports.tcp import TcpTransport
 
 _meshes: dict[bool, DeviceMesh] = {}
 DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float16, torch.bfloat16, torch.float32)}
@@ -69,17 +75,24 @@ def mesh_of(hybrid: bool) -> DeviceMesh:
 
 
 def net_of(
-    hybrid: bool = False, reshard: bool = True, unused: bool = True, **policy: str
+    hybrid: bool = False,
+    reshard: bool = True,
+    unused: bool = True,
+    together: bool = False,
+    **policy: str,
 ) -> nn.Module:
-    """Return a sharded net, the same on every rank."""
+    """Return a sharded net, the same on every rank; its blocks are one group if `together`."""
     torch.manual_seed(7)
     net = Net()
     how: dict[str, Any] = {"mesh": mesh_of(hybrid), "reshard_after_forward": reshard}
     if policy:
         dtypes = {name: DTYPES[dtype] for name, dtype in policy.items()}
         how["mp_policy"] = MixedPrecisionPolicy(**dtypes)
-    for block in net.blocks:
-        fully_shard(block, **how)
+    if together:
+        fully_shard(list(net.blocks), **how)
+    else:
+        for block in net.blocks:
+            fully_shard(block, **how)
     fully_shard(net, **how)
     if unused:
         net.set_reduce_scatter_unused_params(True)
@@ -209,31 +222,38 @@ def reduced(net: nn.Module, step: int) -> list[torch.Tensor]:
     return [w.grad.full_tensor() for w in net.weights]
 
 
-def mean_residual(handle: FSDPHandle) -> list[torch.Tensor]:
-    """Return, over all ranks, the mean of what was not sent between shards."""
-    found = {k: v for k, v in handle.state_dict().items() if "/shards/" in k}
+def mean_residual(handle: FSDPHandle, shards: int) -> list[torch.Tensor]:
+    """Return the mean of what was not sent: between shards by all, between replicas by each."""
+    ranks, shard = dist.get_world_size(), dist.get_rank() % shards
     left = [torch.zeros(shape) for shape in SHAPES]
-    for key, vector in found.items():
-        if "residual/" in key:
-            left[int(key.rpartition(".")[2])] += vector.view(SHAPES[int(key.rpartition(".")[2])])
+    for key, vector in handle.state_dict().items():
+        if "/residual/" in key:
+            number = int(key.rpartition(".")[2])
+            whole, shape = left[number].view(-1), SHAPES[number]
+            if "/shards/" in key:
+                whole += vector / ranks
+            else:
+                rows = -(-shape[0] // shards)
+                start = shard * rows * math.prod(shape[1:])
+                whole[start : start + vector.numel()] += vector * shards / ranks
     for part in left:
         dist.all_reduce(part)
-    return [part / dist.get_world_size() for part in left]
+    return left
 
 
-def owed(*, config: Any, steps: int) -> dict[str, float]:
+def owed(*, config: Any, steps: int, hybrid: bool = False) -> dict[str, float]:
     """Return how much of the gradients is neither in the means nor in the residuals."""
     ranks = range(dist.get_world_size())
     due = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     got = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
-    with tilted(config) as (net, handle):
+    with tilted(config, hybrid) as (net, handle):
         for step in range(steps):
             for total, mean in zip(got, reduced(net, step), strict=True):
                 total += mean
             for rank in ranks:
                 for total, part in zip(due, factors_of(rank, step), strict=True):
                     total += part.double() / len(ranks)
-        left = mean_residual(handle)
+        left = mean_residual(handle, len(ranks) // 2 if hybrid else len(ranks))
     missing = [float((d - g - e).abs().max()) for d, g, e in zip(due, got, left, strict=True)]
     return {"missing": max(missing), "left": max(float(e.abs().max()) for e in left)}
 
@@ -291,7 +311,7 @@ def kept(*, config: Any, folder: str, first: bool) -> list[list[float]]:
             handle.save(folder)
         else:
             handle.load(folder)
-        return [part.flatten().tolist() for part in mean_residual(handle)]
+        return [part.flatten().tolist() for part in mean_residual(handle, dist.get_world_size())]
 
 
 def refused(*, config: Any, kind: str = "sharded") -> None:
@@ -314,6 +334,18 @@ def refused(*, config: Any, kind: str = "sharded") -> None:
     compressa.apply_to_fsdp(net, config).close()
 
 
+def hooked_in_fsdp1(*, config: Any, sharded: bool) -> None:
+    """Give FSDP1 the hook that is for DDP."""
+    strategy = ShardingStrategy.FULL_SHARD if sharded else ShardingStrategy.NO_SHARD
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NO_SHARD is deprecated
+        net = FullyShardedDataParallel(
+            Block(18, 45), device_id=torch.device("cpu"), sharding_strategy=strategy
+        )
+    net.register_comm_hook(*compressa.comm_hook(config))
+    net(torch.randn(4, 18)).sum().backward()
+
+
 def refused_on_one(*, config: Any, rank: int, hybrid: bool) -> None:
     """Apply a configuration that is wrong on one rank."""
     wrong = {"compressor": "powersgd", "fsdp": {"gradients": "both" if hybrid else "shards"}}
@@ -327,9 +359,9 @@ def unused(*, config: Any) -> None:
         steps_of(net, torch.optim.SGD(net.parameters(), lr=0.1), range(1))
 
 
-def lost(*, config: Any, rank: int) -> None:
+def lost(*, config: Any, rank: int, hybrid: bool = False) -> None:
     """Train until a rank is gone."""
-    with applied(config) as (net, _):
+    with applied(config, hybrid=hybrid) as (net, _):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         steps_of(net, optimizer, range(2))
         if dist.get_rank() == rank:
@@ -388,3 +420,27 @@ def partly_frozen(*, config: Any) -> list[float]:
     with handle:
         trained = [p for p in net.parameters() if p.requires_grad]
         return steps_of(net, torch.optim.SGD(trained, lr=0.05), range(4))
+
+
+def used_twice(*, config: Any) -> list[list[float]]:
+    """Train a net that uses a block twice in a pass; return losses and the mean of all values."""
+    net = net_of()
+    net.blocks.append(net.blocks[0])
+    with contextlib.nullcontext() if config is None else compressa.apply_to_fsdp(net, config):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        losses = steps_of(net, optimizer, range(4))
+        return [losses, [float(x.mean()) for x in whole(net).values()]]
+
+
+def in_launch_order(*, config: Any) -> dict[str, Any]:
+    """Train over a transport whose exchanges are launched in one order, as NCCL's are."""
+    asked: list[Operation] = []
+
+    def ordered(transport: TcpTransport, operation: Operation) -> bool:
+        asked.append(operation)
+        return True
+
+    with mock.patch.object(TcpTransport, "ordered", ordered):
+        found = train(config=config)
+    assert sum(bool(isinstance(each, Exchange) and each.incoming) for each in asked) > 50
+    return found

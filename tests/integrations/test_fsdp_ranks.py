@@ -10,6 +10,8 @@ import pytest
 from _ranks import Group, Pools, same
 from _sharded import (
     compiled,
+    hooked_in_fsdp1,
+    in_launch_order,
     kept,
     lost,
     owed,
@@ -20,6 +22,7 @@ from _sharded import (
     resumed,
     train,
     unused,
+    used_twice,
 )
 
 pytestmark = pytest.mark.ranks
@@ -35,10 +38,11 @@ BOTH = {**INT8, "fsdp": {"gradients": "both", "weights": "int8"}}
     [
         {},
         {"reshard": False, "parts": 3, "clip": 0.5},
+        {"together": True},
         {"param_dtype": "bfloat16"},
         {"param_dtype": "bfloat16", "reduce_dtype": "float32"},
     ],
-    ids=["plain", "accumulated", "bfloat16", "mixed"],
+    ids=["plain", "accumulated", "together", "bfloat16", "mixed"],
 )
 def test_without_compression_two_ranks_have_the_bits_of_fsdp2(
     how: dict[str, Any], two: Group
@@ -64,6 +68,19 @@ def test_without_compression_four_ranks_differ_by_rounding_only(hybrid: bool, fo
 def test_passes_within_a_replica_are_averaged_when_the_next_one_is(four: Group) -> None:
     plain, own = (same(four.run(partly_reduced, config=config)) for config in (None, {}))
     assert own == plain
+
+
+def test_exchanges_may_have_to_be_launched_in_one_order(two: Group) -> None:
+    plain = two.run(train, config=ALL_INT8)
+    for before, after in zip(plain, two.run(in_launch_order, config=ALL_INT8), strict=True):
+        assert after["digest"] == before["digest"]
+
+
+def test_a_block_that_is_used_twice_is_brought_as_often(two: Group) -> None:
+    plain, own = (two.run(used_twice, config=config) for config in (None, {}))
+    assert own == plain
+    for (before, _), (after, _) in zip(plain, two.run(used_twice, config=ALL_INT8), strict=True):
+        np.testing.assert_allclose(after, before, rtol=0.01)
 
 
 def test_frozen_parameters_are_only_gathered(two: Group) -> None:
@@ -125,6 +142,14 @@ def test_what_owners_did_not_get_is_in_the_residuals(compressor: Any, four: Grou
         assert (found["left"] > 1e-3) == (compressor != "none")
 
 
+@pytest.mark.parametrize("gradients", ["shards", "replicas", "both"])
+def test_in_hsdp_what_did_not_arrive_is_in_the_residuals(gradients: str, four: Group) -> None:
+    config = {"compressor": "int4", "dense_below": {"elems": 0}, "fsdp": {"gradients": gradients}}
+    for found in four.run(owed, config=config, steps=6, hybrid=True):
+        assert found["missing"] < 3e-6
+        assert found["left"] > 1e-3
+
+
 def test_one_bit_without_feedback_loses_what_the_residuals_would_keep(two: Group) -> None:
     config = {"compressor": "onebit", "dense_below": {"elems": 0}, "feedback": {"kind": "none"}}
     assert two.run(owed, config=config, steps=6)[0]["missing"] > 0.1
@@ -181,6 +206,12 @@ def test_what_is_put_wrong_is_refused_with_the_fix(
         assert said in text
 
 
+@pytest.mark.parametrize("sharded", [True, False])
+def test_the_hook_for_ddp_tells_fsdp1_of_fsdp2(sharded: bool, two: Group) -> None:
+    for text in two.refused(hooked_in_fsdp1, "StateError", config=INT8, sharded=sharded):
+        assert "apply_to_fsdp" in text
+
+
 @pytest.mark.parametrize("hybrid", [False, True], ids=["shards", "replicas"])
 def test_a_mistake_on_one_rank_is_told_to_all(hybrid: bool, four: Group) -> None:
     found = four.errors(refused_on_one, config=INT8, rank=2, hybrid=hybrid)
@@ -200,3 +231,13 @@ def test_a_lost_rank_is_named_on_all_others(fresh: Any) -> None:
         assert outcome.error["type"] == "PeerLost", outcome.explain()
         assert outcome.error["rank"] == 2
         assert outcome.seconds < 20.0
+
+
+def test_in_hsdp_those_who_exchange_with_a_lost_rank_name_it_and_all_end(fresh: Any) -> None:
+    found = fresh(4).outcomes(lost, config=BOTH, rank=3, hybrid=True, deadline_s=40.0)
+    for outcome in found[:3]:
+        assert outcome.error is not None, outcome.explain()
+        assert outcome.error["type"] == "PeerLost", outcome.explain()
+        assert outcome.seconds < 20.0
+    assert found[2].error["rank"] == 1
+    assert "ranks [2, 3]" in found[2].error["message"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -30,6 +31,8 @@ T = TypeVar("T")
 _ASK_S = 0.25  # for the store to say who has come
 _REFUSED = "refused: "
 _GAVE_UP = "gave up"
+_NOBODY = "nobody"  # what a store says of a key that it does not have
+_LOOK_S = 2e-3
 
 
 class MonitoredCall:
@@ -115,6 +118,7 @@ class MonitoredCall:
             self._store.wait([answer], self._patience)
             name: str = self._store.get(answer).decode()
             self._met = True
+            self._store.set(self._taken(answer), "")
             self._store.delete_key(answer)
             if name.startswith(_REFUSED):
                 raise TransportError(name.removeprefix(_REFUSED))
@@ -133,8 +137,34 @@ class MonitoredCall:
         name = f"compressa/{uuid.uuid4().hex}"
         for rank, (_, _, refusal) in enumerate(said):
             name = f"{_REFUSED}rank {rank}: {refusal}" if refusal else name
-        for answer, _, _ in said:
+        answers = [answer for answer, _, _ in said]
+        for answer in answers:
             self._store.set(answer, name)
+        self._until_taken({rank: answer for rank, answer in enumerate(answers) if rank}, name)
+
+    def _until_taken(self, owed: dict[int, str], name: str) -> None:
+        """Wait until all have taken their answer; answer anew who comes in the place of one.
+
+        A launcher that starts ranks again may keep the store, and with it what one that was killed
+        while it waited had said there.
+
+        Args:
+            owed: Where each other rank looks for its answer, as far as it is known.
+            name: The answer.
+        """
+        end_s = time.monotonic() + self.deadline_s
+        while owed and time.monotonic() < end_s:
+            for rank, answer in tuple(owed.items()):
+                # Before it is asked whether the answer was taken: a later call is another matter.
+                now = self._store.compare_set(self._here(rank), _NOBODY, _NOBODY).decode()
+                if self._store.check([self._taken(answer)]):
+                    self._store.delete_key(self._taken(answer))
+                    del owed[rank]
+                elif now not in (_NOBODY, "") and now.partition("\n")[0] != answer:
+                    owed[rank] = now.partition("\n")[0]
+                    self._store.set(owed[rank], name)
+            if owed:
+                time.sleep(_LOOK_S)
 
     def _timeout(self, absent: Mapping[int, bool], cause: Exception | None) -> Timeout:
         """Say who did not come, as far as it is known."""
@@ -184,6 +214,9 @@ class MonitoredCall:
 
     def _left(self, rank: int) -> str:
         return self._key(f"left/{rank}")
+
+    def _taken(self, answer: str) -> str:
+        return f"{answer}/taken"
 
     def _key(self, what: str) -> str:
         return f"{self._prefix}/{what}"

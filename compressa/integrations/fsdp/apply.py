@@ -146,4 +146,5 @@ def _install(
         if plan.compressors and group.reduced:
             without_replicas(group.inner)
             rank = sharding.shards.rank()
-            group.module.set_all_reduce_hook(ReplicaHook(group, rank, replicas))
+            counted = sharding.counted(sharding.replicas) if sharding.replicas else ""
+            group.module.set_all_reduce_hook(ReplicaHook(group, rank, replicas, counted))

@@ -66,8 +66,16 @@ class Builder:
                 ]
         chain = itertools.chain.from_iterable
         self._compile([*chain(reduced.values()), *chain(gathered.values())])
-        infos = self._sharding.reduced
-        return Shards(self._session, self._state, infos, reduced, gathered, gradients, weights)
+        return Shards(
+            self._session,
+            self._state,
+            self._sharding.reduced,
+            reduced,
+            gathered,
+            gradients,
+            weights,
+            self._sharding.counted(self._sharding.shards),
+        )
 
     def _parts(
         self, places: Sequence[Place], codings: Mapping[str, Coded]

@@ -27,7 +27,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
 from compressa.config.roles import parameter_infos
-from compressa.errors import StateError
+from compressa.errors import BackendUnavailable, StateError
 from compressa.parameters import ParameterInfo, Segment, plain_parameters
 
 CALLER = "compressa.apply_to_fsdp"
@@ -116,6 +116,13 @@ class Sharding:
     replicas: dist.ProcessGroup | None
     device: torch.device
 
+    def counted(self, group: dist.ProcessGroup) -> str:
+        """Say how errors count ranks of a part of the world; nothing where it is the world."""
+        ranks = dist.get_process_group_ranks(group)
+        if ranks == list(range(dist.get_world_size())):
+            return ""
+        return f"ranks are counted among the ranks {ranks} of the default group"
+
     @property
     def reduced(self) -> tuple[ParameterInfo, ...]:
         """All trainable parameters, in the model's order, numbered from 0."""
@@ -140,34 +147,46 @@ def sharding_of(model: nn.Module) -> Sharding:
     Raises:
         StateError: It is not sharded by FSDP2, in a way that can not be followed, or has custom
             collectives already. Without a word to other ranks, which see the same.
+        BackendUnavailable: FSDP2 of this torch is another one.
     """
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise BackendUnavailable(
+            f"{CALLER} needs FSDP2 of torch 2.13 or later, and this is torch {torch.__version__}; "
+            "install a later one"
+        )
     module = getattr(model, "_orig_mod", model)
-    for inner in _sharded_modules(module):
-        inner.reshard()  # a pass without training may have left parameters whole
-    states = [m._get_fsdp_state() for m in _sharded_modules(module)]
-    inners = []
-    for state in states:
-        if len(state._fsdp_param_groups) > 1:
-            raise StateError(
-                f"{CALLER}: a module is sharded over several meshes by its shard_placement_fn, "
-                "for which FSDP2 takes no custom collectives; shard it over one"
-            )
-        inners += state._fsdp_param_groups
-    modules = [m for m in _sharded_modules(module) if m._get_fsdp_state()._fsdp_param_groups]
-    for inner in inners:
+    owners = _owners(module)
+    for owner, inner in owners:
         _check(inner)
-    info = inners[0].mesh_info
-    if any(inner.mesh_info.shard_process_group != info.shard_process_group for inner in inners):
+        owner.reshard()  # a pass without training may have left parameters whole
+    first = owners[0][1]
+    info = first.mesh_info
+    if any(inner.mesh_info.shard_process_group != info.shard_process_group for _, inner in owners):
         raise StateError(f"{CALLER}: modules are sharded over different meshes; shard all over one")
     known = {id(p): name for name, p in plain_parameters(module, frozen=True).items()}
     infos = {info.name: info for info in parameter_infos(module, frozen=True)}
     ranks = info.shard_process_group.size()
     groups = [
         _group(number, owner, inner, known, infos, ranks)
-        for number, (owner, inner) in enumerate(zip(modules, inners, strict=True))
+        for number, (owner, inner) in enumerate(owners)
     ]
     replicas = info.replicate_process_group if isinstance(info, HSDPMeshInfo) else None
-    return Sharding(tuple(groups), info.shard_process_group, replicas, inners[0].device)
+    return Sharding(tuple(groups), info.shard_process_group, replicas, first.device)
+
+
+def _owners(module: nn.Module) -> list[tuple[Any, Any]]:
+    """Return each group of parameters once, behind a module that it is of."""
+    owners: dict[int, tuple[Any, Any]] = {}
+    for inner in _sharded_modules(module):
+        groups = inner._get_fsdp_state()._fsdp_param_groups
+        if len(groups) > 1:
+            raise StateError(
+                f"{CALLER}: a module is sharded over several meshes by its shard_placement_fn, "
+                "for which FSDP2 takes no custom collectives; shard it over one"
+            )
+        for group in groups:
+            owners.setdefault(id(group), (inner, group))
+    return list(owners.values())
 
 
 def _sharded_modules(module: nn.Module) -> list[Any]:

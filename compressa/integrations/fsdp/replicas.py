@@ -7,9 +7,11 @@ by the engine that averages any tensors. A step of the engine is a pass that red
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from compressa.errors import StateError
+from compressa.errors import StateError, TransportError
 from compressa.hooks.handle import Handle
 from compressa.integrations.fsdp.comms import changed
 from compressa.integrations.fsdp.groups import CALLER, Group
@@ -22,10 +24,11 @@ class ReplicaHook:
         group: The group.
         shard: Which of the shards is this rank's.
         handle: Open for all parameters of which this rank owns something; None if it owns nothing.
+        counted: How errors count ranks.
     """
 
-    def __init__(self, group: Group, shard: int, handle: Handle | None) -> None:
-        self._group, self._shard, self._handle = group, shard, handle
+    def __init__(self, group: Group, shard: int, handle: Handle | None, counted: str) -> None:
+        self._group, self._shard, self._handle, self._counted = group, shard, handle, counted
         self._partial: torch.Tensor | None = None
 
     def __call__(self, reduced: torch.Tensor) -> None:
@@ -50,8 +53,14 @@ class ReplicaHook:
             if (view := place.view(reduced, self._shard)).numel()
         }
         if own:
-            ticket = self._handle.submit(own)
-            self._handle.wait([ticket], self._group.reduced[0].parameter.name)
+            self._average(self._handle, own)
+
+    def _average(self, handle: Handle, own: Mapping[str, torch.Tensor]) -> None:
+        try:
+            handle.wait([handle.submit(own)], self._group.reduced[0].parameter.name)
+        except TransportError as error:
+            error.locate(self._counted)
+            raise
 
     def _check(self, handle: Handle, reduced: torch.Tensor) -> None:
         error = changed(self._group.reduced, reduced)

@@ -21,7 +21,7 @@ from compressa.engine.device_stream import Mark
 from compressa.engine.measuring.profiler import Ledger
 from compressa.engine.measuring.stats import Overlap, Stats
 from compressa.engine.session import Session
-from compressa.errors import CompressaError, StateError
+from compressa.errors import CompressaError, StateError, TransportError
 from compressa.integrations.fsdp.all_gather import GatheredPart, Gathering
 from compressa.integrations.fsdp.reduce_scatter import ReducedPart, Reduction
 from compressa.parameters import ParameterInfo
@@ -57,6 +57,7 @@ class Shards:
         gathered: By group, what its all-gathers consist of; likewise.
         gradients: Counts for `reduced`.
         weights: Counts for `gathered`.
+        counted: How errors count ranks; nothing where that goes without saying.
 
     Attributes:
         session: As given.
@@ -74,17 +75,16 @@ class Shards:
         gathered: Mapping[int, Sequence[GatheredPart]],
         gradients: Ledger,
         weights: Ledger,
+        counted: str = "",
     ) -> None:
         self.session, self.state, self.parameters = session, state, tuple(parameters)
         self.step = 0
         self._reduced, self._gathered = reduced, gathered
         self._gradients, self._weights = Sent(gradients), Sent(weights)
-        self._calls = 0
+        self._calls, self._counted = 0, counted
         self._done: set[int] = set()  # the groups that this pass has reduced
         self._closed = False
-        most = max(map(len, [*reduced.values(), *gathered.values()]), default=0)
-        ordered = range(most) if session.transport.ordered(Exchange({}, {})) else ()
-        session.follow([Transfer(0, stage, 0) for stage in range(most)], ordered)
+        self._ordered = session.transport.ordered(Exchange({}, {}))
 
     @property
     def next_step(self) -> int:
@@ -164,11 +164,15 @@ class Shards:
             raise StateError("this handle is closed; shard the model anew to train it further")
         begun_s, before = time.perf_counter(), self.session.transport.traffic
         self._calls += 1
+        if self._ordered:  # all that is planned must be launched, and calls have as many as they do
+            stages = range(len(programs))
+            self.session.follow([Transfer(0, stage, 0) for stage in stages], stages)
         try:
-            future = self.session.start(_together(programs), step=self._calls, name="a shard")
-            self.session.wait(future)
+            self.session.run(_together(programs))
         except BaseException as error:
             self.session.fail(wrapped(error))
+            if self._counted and isinstance(error, TransportError):
+                error.locate(self._counted)
             raise
         self.session.device_stream.follow(marks)
         sent.ledger.exposed_s += time.perf_counter() - begun_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -140,6 +141,19 @@ def test_a_call_that_some_have_made_alone_does_no_harm_to_the_next(
 ) -> None:
     assert all(isinstance(error, Timeout) for error in all_of(alone, name_of))
     assert len(set(all_of(range(3), name_of, deadline_s=5.0))) == 1
+
+
+@pytest.mark.parametrize("killed", [[1], [1, 2], [0, 1, 2]])
+def test_who_was_killed_in_the_call_does_not_stand_in_for_who_is_started_anew(
+    killed: list[int], store: dist.Store
+) -> None:
+    for rank in killed:
+        store.set(f"compressa/g/here/{rank}", "what nobody looks at any more\n")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(all_of, [0, 2], name_of, deadline_s=5.0)
+        time.sleep(0.2)
+        (late,) = all_of([1], name_of, deadline_s=5.0)
+    assert first.result() == [late, late]
 
 
 def test_where_all_have_come_one_was_lost_on_the_way(store: dist.Store) -> None:
