@@ -69,7 +69,8 @@ def apply_to_fsdp(model: nn.Module, config: Source) -> FSDPHandle:
             shards.close()
         raise
     _install(plan, sharding, shards, replicas)
-    _handles[model] = handle = FSDPHandle(shards, replicas, sharding)
+    handle = FSDPHandle(shards, replicas, sharding)
+    _handles[sharding.groups[0].module] = handle
     return handle
 
 
