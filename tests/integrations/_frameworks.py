@@ -89,6 +89,7 @@ class Loop:
         clip: Of all gradients.
         save: Into a folder: parameters, optimizer and residuals.
         load: From a folder.
+        whole: Returns the model that was trained, where its parameters are in shards.
     """
 
     model: nn.Module
@@ -100,6 +101,7 @@ class Loop:
     clip: Callable[[], Any] | None = None
     save: Callable[[str], Any] | None = None
     load: Callable[[str], Any] | None = None
+    whole: Callable[[], nn.Module] | None = None
 
 
 def run_loop(run: Run, net: nn.Module, loop: Loop) -> End:
@@ -127,7 +129,7 @@ def run_loop(run: Run, net: nn.Module, loop: Loop) -> End:
         (loop.save or (lambda folder: _save(folder, net, loop)))(run.folder)
     if hasattr(loop.model, "flush"):
         loop.model.flush()
-    return end_of(net, losses, loop.handle())
+    return end_of(loop.whole() if loop.whole else net, losses, loop.handle())
 
 
 def _save(folder: str, net: nn.Module, loop: Loop) -> None:

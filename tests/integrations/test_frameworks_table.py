@@ -93,6 +93,18 @@ FRAMEWORKS = {
         "register_compiled_bare",
         "wrap the network first",
     ),
+    "FSDP2": Framework(
+        ('handle = compressa.apply_to_fsdp(model, "compressa.toml")',),
+        ("_by_fsdp", "by_fsdp2"),
+        "apply_before_sharding",
+        "fully_shard(model) first",
+    ),
+    "HSDP": Framework(
+        ('handle = compressa.apply_to_fsdp(model, "compressa.toml")',),
+        ("_by_fsdp", "by_hsdp"),
+        "apply_before_sharding",
+        "fully_shard(model) first",
+    ),
 }
 
 
@@ -190,6 +202,11 @@ def pair_in_lightning(config: Any) -> str:
         warnings.simplefilter("always")
         trainer.fit(Module(), ticks())
     return " | ".join(str(w.message) for w in said if "compressa" in str(w.message))
+
+
+def apply_before_sharding(config: Any) -> str:
+    """Before `fully_shard`."""
+    return _raised(lambda: compressa.apply_to_fsdp(build("mlp", 0), config))
 
 
 def register_unprepared(config: Any) -> str:
