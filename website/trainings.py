@@ -16,13 +16,20 @@ sys.path.append(str(ROOT / "experiments"))  # scripts, no package
 from lab.derive import Results
 from lab.plots import Bars, Panel, panels, step_bars
 from lab.records import BASELINES, CELLS_FILE, DDP_FLOAT32, TrainRecord, read
-from lab.table import COLUMNS, lines
+from lab.table import COLUMNS, MISSING, lines
 
 FOLDERS = ("full", "demo", "strategies", "far", "slow_host", "optim")
 
 _PARTS = {"compute": "s0", "codec": "s2", "exposed communication": "s3"}
-_NAMING = ("task", "link", "compressor")
-_FIGURES = ("final quality", "step ms", "ratio", "speed-up over DDP float32")
+_TITLES = (
+    "task",
+    "link",
+    "compressor",
+    "final quality",
+    "step ms",
+    "ratio",
+    "speed-up over DDP float32",
+)
 
 
 @cache
@@ -39,7 +46,8 @@ def block(folder: str) -> str:
     versions = sorted({f"{name} {text}" for row in rows for name, text in row.versions.items()})
     machines = " and ".join(sorted({row.machine for row in rows}))
     kinds = ", ".join(sorted({f"{row.hosts} hosts ({row.testbed_kind})" for row in rows}))
-    where = f"Measured {dates[0]} to {dates[-1]} on {machines}; {', '.join(versions)}; {kinds}."
+    period = " to ".join(sorted({dates[0], dates[-1]}))
+    where = f"Measured {period} on {machines}; {', '.join(versions)}; {kinds}."
     parts = [f"{where} [All cells](site:{_download(folder)}) (JSON lines)."]
     if found.times:
         drawn = [_panel(panel) for spent in ("time", "bytes") for panel in panels(found, spent)]
@@ -100,10 +108,12 @@ def _steps(one: Bars) -> str:
 
 
 def _table(found: Results) -> str:
+    """Of what stands in any line."""
     cells = {column.title: column.cell for column in COLUMNS}
-    titles = _NAMING + _FIGURES
-    known = [tuple(cells[title](line) for title in titles) for line in lines(found.rows())]
-    return markdown(Table("", titles, known, frozenset(_FIGURES)))
+    known = [{title: cells[title](line) for title in _TITLES} for line in lines(found.rows())]
+    titles = tuple(title for title in _TITLES if any(line[title] != MISSING for line in known))
+    shown = [tuple(line[title] for title in titles) for line in known]
+    return markdown(Table("", titles, shown, frozenset(titles) - {"task", "link", "compressor"}))
 
 
 def _download(folder: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
+import pkgutil
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import website
 from benchmarks.schedule.plan import DDP
 from benchmarks.schedule.training import ELEMS, LAYERS
 from compressa.errors import ConfigError
@@ -81,3 +85,8 @@ def test_the_reference_has_every_public_name_and_no_other() -> None:
 def test_every_page_is_in_the_navigation_once() -> None:
     pages = ["index.md", "concepts/units.md", "from/horovod.md", "new.md", "compressors/int8.md"]
     assert sorted(re.findall(r"'([^']+\.md)'", str(navigation.of(pages)))) == sorted(pages)
+
+
+@pytest.mark.parametrize("module", [one.name for one in pkgutil.iter_modules(website.__path__)])
+def test_examples_of_the_generators_run(module: str) -> None:
+    assert doctest.testmod(import_module(f"website.{module}")).failed == 0
