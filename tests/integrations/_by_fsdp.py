@@ -43,7 +43,7 @@ def by_fsdp2(run: Run, shape: tuple[int, ...] = (2,)) -> End:
     net: Any = build("mlp", 0)  # FSDP2 does not bring rank 0's values to all
     fully_shard(net, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    handle = None if run.config is None else _Counted(compressa.apply_to_fsdp(net, run.config))
+    handle = None if run.config is None else compressa.apply_to_fsdp(net, run.config)
 
     @contextlib.contextmanager
     def no_sync() -> Iterator[None]:
@@ -61,7 +61,9 @@ def by_fsdp2(run: Run, shape: tuple[int, ...] = (2,)) -> End:
         states = {"model_state_dict": found["model"], "optim_state_dict": found["optim"]}
         set_state_dict(net, optimizer, **states)
 
-    loop = Loop(net, optimizer, lambda: handle, no_sync, contextlib.nullcontext)
+    loop = Loop(
+        net, optimizer, lambda: handle and _Counted(handle), no_sync, contextlib.nullcontext
+    )
     loop.save, loop.load = (lambda folder: dcp.save(parts(), checkpoint_id=folder)), load
     loop.whole = lambda: _whole(net)
     return run_loop(run, net, loop)
