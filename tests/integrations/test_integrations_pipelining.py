@@ -27,8 +27,8 @@ import compressa
 from compressa.codecs import Draw
 from compressa.codecs.int4 import Int4
 from compressa.errors import ConfigError, StateError
-from compressa.integrations.differences import Differences
-from compressa.integrations.pipelining import check_neighbours
+from compressa.integrations.pipelining.differences import Differences
+from compressa.integrations.pipelining.edges import check_neighbours
 
 WIDTH, CONTEXT, ROWS, SYMBOLS, MICROBATCHES = 32, 16, 8, 23, 4
 SIZE = Size(width=WIDTH, layers=4, heads=2, context=CONTEXT)

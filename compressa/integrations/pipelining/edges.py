@@ -25,7 +25,7 @@ from compressa.engine.start.process_groups import call_of_all, group_or_world
 from compressa.engine.start.startup import check_alike
 from compressa.engine.start.store_gather import all_gather_by
 from compressa.errors import CompressaError, StateError
-from compressa.integrations.pipeline_flow import Flow, Ops, Traffic
+from compressa.integrations.pipelining.flow import Flow, Ops, Traffic
 from compressa.kernels.compiled import compile_once
 
 _CALLER = "compressa.compress_edge"

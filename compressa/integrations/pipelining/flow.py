@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from compressa.codecs import Codec, Draw
 from compressa.codecs.none import NoCompression
-from compressa.integrations.differences import Differences
+from compressa.integrations.pipelining.differences import Differences
 
 Ops = list[dist.P2POp]
 Samples = Sequence[int] | None
