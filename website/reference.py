@@ -25,9 +25,6 @@ PAGES = {
 }
 """By module, what its page begins with; a module that there is not has no page."""
 
-_SHARED = {"differences", "pipeline_flow", "residuals"}
-"""Modules that integrations share, and nobody else imports."""
-
 
 def linked() -> tempfile.TemporaryDirectory[str]:
     """Lay the three source folders out as the package that they are installed as.
@@ -69,4 +66,4 @@ def public_names(module: str) -> list[str]:
         return []
     modules = sorted(one.name for one in pkgutil.iter_modules([str(folder)]))
     found = getattr(import_module(module), "__all__", modules)
-    return [name for name in found if not name.startswith("_") and name not in _SHARED]
+    return [name for name in found if not name.startswith("_")]

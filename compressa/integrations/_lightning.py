@@ -9,7 +9,7 @@ from typing import Any
 
 from compressa.config import Source
 from compressa.hooks import Handle, register_comm_hook
-from compressa.integrations import residuals
+from compressa.integrations import _residuals as residuals
 
 
 class Compressed:

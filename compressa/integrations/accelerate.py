@@ -11,7 +11,7 @@ from torch import nn
 from compressa.config import Source
 from compressa.hooks import Handle, register_comm_hook
 from compressa.hooks.register import ddp_of
-from compressa.integrations import residuals
+from compressa.integrations import _residuals as residuals
 
 
 def register(accelerator: Accelerator, model: nn.Module, config: Source) -> Handle:

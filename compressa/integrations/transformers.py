@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from compressa.config import Source
 from compressa.hooks import Handle, register_comm_hook
 from compressa.hooks.register import ddp_of
-from compressa.integrations import residuals
+from compressa.integrations import _residuals as residuals
 
 
 class CompressaCallback(TrainerCallback):  # type: ignore[misc]

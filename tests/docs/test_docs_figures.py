@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -50,6 +50,15 @@ def test_the_times_to_quality_are_those_of_their_file(plan: str) -> None:
         seconds = f"{reached[0]:.2f}" if reached else "-"
         row = f"| `{cell['compressor']}` | {right:.2f} % | {sent:.1f} | {seconds} |"
         assert row in STRATEGIES, row
+
+
+def test_the_figures_of_fsdp_are_those_of_their_file() -> None:
+    page = (DOCS / "guides" / "fsdp.md").read_text(encoding="utf-8")
+    rows = json.loads((DOCS / "measurements" / "fsdp.json").read_text())["rows"]
+    assert len(rows) == 3
+    for row in rows:
+        step_s, sent = median(row["step_s"]), row["counted_bytes"] / 1e6
+        assert f"| {row['method']} | {step_s:.2f} | {sent:.1f} | {row['loss']:.4f} |" in page
 
 
 def test_the_losses_of_pipelines_are_those_of_their_file() -> None:

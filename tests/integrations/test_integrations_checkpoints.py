@@ -19,7 +19,7 @@ from _training import digest, lasting_threads, state_digest
 from torch import nn
 
 import compressa
-from compressa.integrations import residuals
+from compressa.integrations import _residuals as residuals
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 
