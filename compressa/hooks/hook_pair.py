@@ -91,9 +91,13 @@ class CommHookState(HookState):
             _refuse_second_model()
         return hook
 
-    def _open(self) -> None:
+    def heard(self) -> None:
+        """Stop to wait for a first call of the hook."""
         if self._watch is not None:
             self._watch.came()
+
+    def _open(self) -> None:
+        self.heard()
         # DDP tells a hook nothing of its model, which is needed for the names of parameters, its
         # process group, buffers and forward passes, and keeps no list of models either. But each
         # model keeps the states that were registered with it. Looking costs a fraction of a second,
@@ -152,9 +156,12 @@ def compressed_mean(
     """The function that DDP calls with each bucket, and FSDP1 with a gradient and its own shard.
 
     Raises:
-        StateError: It was FSDP1.
+        StateError: It was FSDP1, or DDP's reducer for compiled autograd, which has no buckets.
     """
     if shard is not None or not isinstance(bucket, GradBucket):
+        state.heard()
+        for model in _holders(state):
+            check_reducer(model)
         raise StateError(
             f"{_CALLER}: FullyShardedDataParallel (FSDP1) hands over flat memory without names, by "
             "which nothing could be compressed or kept; shard the model by FSDP2, "
