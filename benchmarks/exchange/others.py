@@ -17,7 +17,8 @@ from harness.ranks import Started
 from harness.start import THREADS, spawn
 
 _HOME = Path(__file__).resolve().parents[2]  # where benchmarks are imported from
-_RAY = {"RAY_USAGE_STATS_ENABLED": "0"}
+# Nobody but the testbed's own hosts reaches its links, and the two nodes share no token.
+_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 # As a module of the package, torch would be imported with it: a stand-in takes the package's place.
 _BARE = """
 import runpy, sys, types
