@@ -15,6 +15,7 @@ import torch.distributed as dist
 from _rank_models import build, loss_of
 from _ranks import Group, same, settings
 from _training import _optimizer, digest, lasting_threads, run_steps, state_digest, train_plain
+from torch.distributed._composable import replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
@@ -120,6 +121,20 @@ def copy_and_train(*, config: Any) -> dict[str, Any]:
     return ends
 
 
+def train_replicated(*, config: Any) -> list[str]:
+    """Train by DistributedDataParallel, and by the composable `replicate`; return digests."""
+    state, wrapped, optimizer = paired(config)
+    run_steps(wrapped, optimizer, 0, 3)
+    state.handle.close()
+    net: Any = build("mlp", 0)
+    replicate(net)
+    other, hook = compressa.comm_hook(config)
+    net.register_comm_hook(other, hook)
+    run_steps(net, _optimizer(net), 0, 3)
+    other.handle.close()
+    return [digest(wrapped), digest(net)]
+
+
 def train_with_absent(*, config: Any) -> list[str]:
     """Train on all ranks but the last, which leaves before its first bucket."""
     _, wrapped, optimizer = paired(config)
@@ -209,6 +224,11 @@ def test_a_copied_pair_opens_itself_and_a_copied_model_has_none(two: Group) -> N
     ends = two.run(copy_and_train, config=settings("topk"))
     same([end[way] for end in ends for way in ("pickled", "itself")])
     assert same([end["steps"] for end in ends]) == 1
+
+
+def test_replicate_takes_the_pair(two: Group) -> None:
+    wrapped, replicated = same(two.run(train_replicated, config=settings("topk")))
+    assert replicated == wrapped
 
 
 def test_what_is_wrong_with_a_configuration_is_said_by_the_first_backward(two: Group) -> None:
