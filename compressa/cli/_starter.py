@@ -130,7 +130,7 @@ def _exchange(question: Question) -> Iterator[str]:
     if _delay_ms(question.link) >= _FAR_MS:
         yield "#"
         yield "# The hosts are far apart, and every step waits for it. Ranks may meet less often,"
-        yield "# by compressa.attach and [strategy]: docs/strategies.md."
+        yield "# by compressa.attach and [strategy]: docs/guides/strategies.md."
 
 
 def _delay_ms(link: str) -> float:

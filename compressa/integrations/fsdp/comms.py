@@ -14,18 +14,8 @@ from compressa.integrations.fsdp.groups import CALLER, Group, Place, slice_elems
 from compressa.integrations.fsdp.shards import Shards
 
 
-class _Allocating:
-    """Buffers as FSDP2 makes them by itself."""
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Return memory for a collective."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class CompressedReduceScatter(_Allocating, ReduceScatter):
-    """Reduces the gradients of one group.
+class _Compressed:
+    """A collective of one group, with buffers as FSDP2 makes them by itself.
 
     Args:
         group: The group.
@@ -34,6 +24,16 @@ class CompressedReduceScatter(_Allocating, ReduceScatter):
 
     def __init__(self, group: Group, shards: Shards) -> None:
         self._group, self._shards = group, shards
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return memory for a collective."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class CompressedReduceScatter(_Compressed, ReduceScatter):
+    """Reduces the gradients of one group."""
 
     def __call__(
         self,
@@ -61,16 +61,8 @@ class CompressedReduceScatter(_Allocating, ReduceScatter):
         raise error
 
 
-class CompressedAllGather(_Allocating, AllGather):
-    """Brings the weights of one group to all ranks.
-
-    Args:
-        group: The group.
-        shards: Does it.
-    """
-
-    def __init__(self, group: Group, shards: Shards) -> None:
-        self._group, self._shards = group, shards
+class CompressedAllGather(_Compressed, AllGather):
+    """Brings the weights of one group to all ranks."""
 
     def __call__(
         self,
