@@ -35,11 +35,20 @@ def load(handle: Handle, folder: str | Path) -> None:
         folder: As in `save`.
 
     Raises:
-        StateError: They are another model's, or can not be read; on every rank.
+        StateError: They are another model's, or can not be read, or some ranks do not see the
+            folder; on every rank.
     """
-    if Path(folder).is_dir():
+    session = handle.engine.session
+    seen = session.call_on_all("load of residuals", lambda: str(Path(folder).is_dir()))
+    blind = [rank for rank, said in enumerate(seen) if said == str(False)]
+    if not blind:
         handle.load(folder)
         return
+    if len(blind) < len(seen):
+        raise StateError(
+            f"rank {blind[0]} sees no residuals in {folder}, and others do: all ranks must load "
+            "from a folder that they share"
+        )
     warnings.warn(
         f"there are no residuals in {folder}, as in a checkpoint of a run without compressa: they "
         "begin at zero. If it was moved, move that folder with it",

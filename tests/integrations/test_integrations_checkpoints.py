@@ -64,6 +64,21 @@ def keep_two_models(*, folder: str, config: Any) -> dict[str, Any]:
     return {"ends": ends, "scale": accelerator.scaler.get_scale()}
 
 
+def load_where_one_rank_sees_nothing(*, folder: str, config: Any) -> str:
+    """Load from a folder that is rank 0's own; return what is said."""
+    as_launched()
+    net, _ = made()
+    model = nn.parallel.DistributedDataParallel(net)
+    with compressa.register_comm_hook(model, config) as handle:
+        handle.save(folder)
+        seen = folder if dist.get_rank() == 0 else f"{folder}-elsewhere"
+        try:
+            residuals.load(handle, seen)
+        except compressa.StateError as error:
+            return str(error)
+    return ""
+
+
 def put_into_slot_of_accelerate(*, config: Any) -> list[str]:
     """Hand the pair to Accelerate's own slot, which knows torch's hooks only."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -247,3 +262,13 @@ def test_a_trainer_trains_again_and_goes_on_from_elsewhere_if_told(
 def test_residuals_are_not_saved_to_what_is_no_file_system(framework_ranks: Group) -> None:
     for message in framework_ranks.refused(save_elsewhere, "StateError", config=settings("topk")):
         assert "s3://bucket" in message
+
+
+def test_a_folder_that_not_all_ranks_see_is_told_to_all(
+    framework_ranks: Group, tmp_path: Path
+) -> None:
+    config = settings("topk")
+    for said in framework_ranks.run(
+        load_where_one_rank_sees_nothing, folder=str(tmp_path / "own"), config=config
+    ):
+        assert "rank 1 sees no residuals" in said
