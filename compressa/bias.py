@@ -50,6 +50,9 @@ class Contraction:
     range: Range = field(default=Range(), repr=False)
 
 
+TYPICAL_ELEMS = 1 << 20
+"""Bounds are stated for a length; that of any long vector shows their kind."""
+
 LOSSLESS = Contraction(1.0)
 """What arrives is what was sent, bit for bit."""
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 
 from compressa.arrays import as_array, scratch_tensor, surely_finite
+from compressa.bias import TYPICAL_ELEMS
 from compressa.codecs.base import (
     Bounded,
     Codec,
@@ -30,8 +31,6 @@ from compressa.codecs.fused import Fused
 from compressa.compressor import Wrapper
 from compressa.errors import ConfigError
 from compressa.kernels.feedback import absorb_residual
-
-_TYPICAL_ELEMS = 1 << 20  # bounds are stated for a length; any that is long shows their kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,4 +142,4 @@ class Shrunk(Codec, Wrapper):
 
 def contraction_of(codec: Codec) -> Codec:
     """Return what a residual or an estimate can follow: a codec, shrunk if it is unbiased."""
-    return Shrunk(codec=codec) if isinstance(codec.bias(_TYPICAL_ELEMS), Unbiased) else codec
+    return Shrunk(codec=codec) if isinstance(codec.bias(TYPICAL_ELEMS), Unbiased) else codec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from compressa.bias import TYPICAL_ELEMS
 from compressa.codecs._zstandard import missing_library
 from compressa.codecs.base import Biased, Codec, Fixed, Unbiased
 from compressa.codecs.entropy import can_shorten
@@ -13,7 +14,7 @@ from compressa.config.mistakes import Mistake, Path
 from compressa.config.pipeline import pipeline_conflicts
 from compressa.config.settings import Settings
 from compressa.config.strategy_conflicts import strategy_conflicts
-from compressa.config.uses import TYPICAL_ELEMS, Use, uses_of
+from compressa.config.uses import Use, uses_of
 from compressa.transports.table import USUAL, meant
 from compressa.wrappers.density_schedule import has_density
 

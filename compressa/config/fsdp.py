@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from compressa.bias import TYPICAL_ELEMS
 from compressa.codecs.base import Codec, Contraction
 from compressa.config.base import Section
 from compressa.config.choices import AnyCompressor
@@ -14,7 +15,6 @@ from compressa.config.mistakes import Mistake
 from compressa.config.sections import NONE, none
 
 _LEAST_OF_WEIGHTS = 0.5  # of their squared norm
-_MANY_ELEMS = 1 << 20  # bounds of long vectors
 
 
 class FSDP(Section):
@@ -37,7 +37,7 @@ class FSDP(Section):
 def fsdp_conflicts(fsdp: FSDP) -> Iterator[Mistake]:
     """Nothing makes up for what weights lose: all of them must come, and each time alike."""
     own = fsdp.weights.build()
-    bias = own.bias(_MANY_ELEMS) if isinstance(own, Codec) else None
+    bias = own.bias(TYPICAL_ELEMS) if isinstance(own, Codec) else None
     if not (isinstance(bias, Contraction) and bias.delta >= _LEAST_OF_WEIGHTS):
         yield Mistake(
             ("fsdp", "weights", "name"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from compressa.bias import TYPICAL_ELEMS
 from compressa.codecs.base import Biased, Codec, Contraction, Unbiased
 from compressa.config.mistakes import Mistake
 from compressa.config.settings import Settings
 from compressa.config.strategy_sections import ADPSGD, EASGD, SGP, Async, Bounded, Central, Gossip
-from compressa.config.uses import TYPICAL_ELEMS, Use
+from compressa.config.uses import Use
 
 _LOSES_LITTLE = 0.5  # of the square of a vector
 

@@ -9,9 +9,6 @@ from compressa.compressor import Compressor
 from compressa.config.mistakes import Path
 from compressa.config.settings import Settings
 
-TYPICAL_ELEMS = 1 << 20
-"""Bounds are stated for a length; any that is long compared to 1 / density shows the kind."""
-
 
 class Use(NamedTuple):
     """One place that names a compressor.
