@@ -41,7 +41,7 @@ TREE = [
     "pyproject.toml",
     "README.md",
 ]  # what tests read
-FAST = ["test_config_[hlmnrs]*.py", "test_compressors_page.py"]  # but none on ranks
+FAST = ["test_config_[hlmnrs]*.py", "test_compressors_facts.py"]  # but none on ranks
 FULL = [
     *FAST,
     "test_cli_co*.py",

@@ -56,3 +56,8 @@ def test_interpreters_are_found_from_3_11_on(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
     assert matrix.pythons() == {"3.11": own, "3.13": other}
+
+
+def test_every_pattern_finds_tests() -> None:
+    tests = Path(matrix.__file__).parent
+    assert [pattern for pattern in matrix.FULL if not [*tests.rglob(pattern)]] == []
