@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -22,7 +21,6 @@ from torch.distributed.fsdp import (
     FSDPModule,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
-    ShardingStrategy,
     fully_shard,
 )
 
@@ -332,18 +330,6 @@ def refused(*, config: Any, kind: str = "sharded") -> None:
         with compressa.apply_to_fsdp(net, config):
             compressa.apply_to_fsdp(net, config)
     compressa.apply_to_fsdp(net, config).close()
-
-
-def hooked_in_fsdp1(*, config: Any, sharded: bool) -> None:
-    """Give FSDP1 the hook that is for DDP."""
-    strategy = ShardingStrategy.FULL_SHARD if sharded else ShardingStrategy.NO_SHARD
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NO_SHARD is deprecated
-        net = FullyShardedDataParallel(
-            Block(18, 45), device_id=torch.device("cpu"), sharding_strategy=strategy
-        )
-    net.register_comm_hook(*compressa.comm_hook(config))
-    net(torch.randn(4, 18)).sum().backward()
 
 
 def refused_on_one(*, config: Any, rank: int, hybrid: bool) -> None:

@@ -24,7 +24,7 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import put
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.engine.measuring.profiler import Ledger
-from compressa.integrations.fsdp.groups import Place
+from compressa.integrations.fsdp.places import Place
 from compressa.parameter_server.coding import Coding
 
 
