@@ -138,10 +138,11 @@ def tilted(config: Any) -> Iterator[tuple[Any, Any]]:
         yield found
 
 
-def reduced(net: Any, step: int) -> list[torch.Tensor]:
-    """Return the means that this step's gradients become, put together."""
+def reduced(net: Any, step: int | None) -> list[torch.Tensor]:
+    """Return the means that this step's gradients become, put together; None for zeros."""
     net.zero_grad()
-    net(factors_of(dist.get_rank(), step)).backward()
+    zeros = [torch.zeros(shape) for shape in SHAPES]
+    net(zeros if step is None else factors_of(dist.get_rank(), step)).backward()
     own = net._handle.flat_param.grad
     slices = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(slices, own)
@@ -170,6 +171,34 @@ def owed(*, config: Any, steps: int) -> dict[str, float]:
         left = mean_residual(state.handle, len(ranks))
     missing = [float((d - e).abs().max()) for d, e in zip(due, left, strict=True)]
     return {"missing": max(missing), "left": max(float(e.abs().max()) for e in left)}
+
+
+def kept(*, config: Any, folder: str, first: bool) -> dict[str, Any]:
+    """Reduce something and save the residuals, or load them and reduce zeros.
+
+    Returns:
+        The mean over ranks of residuals, with what has become of them; and what this rank has kept
+        of what it owns.
+    """
+    with tilted(config) as (net, state):
+        due = [torch.zeros(shape) for shape in SHAPES]
+        if first:
+            for step in range(3):
+                reduced(net, step)
+            state.handle.save(folder)
+        else:
+            state.load(folder)
+            due = reduced(net, None)
+        owed = mean_residual(state.handle, dist.get_world_size())
+        kept, flat = state.handle.state_dict(), net._handle.flat_param
+        own = [
+            kept[key][info.intra_param_start_idx : info.intra_param_end_idx + 1].abs().max()
+            for key in kept
+            if "/residual/" in key
+            and (info := flat._shard_param_infos[int(key.rpartition(".")[2])]).in_shard
+        ]
+    owed = [(d + e).flatten().tolist() for d, e in zip(due, owed, strict=True)]
+    return {"owed": owed, "own": float(max(own))}
 
 
 def resumed(*, config: Any, folder: str, steps: int, orig: bool) -> list[str]:

@@ -312,6 +312,28 @@ def kept(*, config: Any, folder: str, first: bool) -> list[list[float]]:
         return [part.flatten().tolist() for part in mean_residual(handle, dist.get_world_size())]
 
 
+def delivered(*, config: Any, folder: str) -> dict[str, float]:
+    """Load residuals, and reduce zeros; say what is lost of them, and what is kept of one's own."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    with tilted(config) as (net, handle):
+        handle.load(folder)
+        before = mean_residual(handle, size)
+        net([torch.zeros(shape) for shape in SHAPES]).backward()
+        means = [w.grad.full_tensor() for w in net.weights]
+        after = mean_residual(handle, size)
+        missing = [b - m - a for b, m, a in zip(before, means, after, strict=True)]
+        own = []
+        for key, vector in handle.state_dict().items():
+            if "/residual/" in key:
+                shape = SHAPES[int(key.rpartition(".")[2])]
+                slices = vector.split(-(-shape[0] // size) * math.prod(shape[1:]))
+                own += slices[rank : rank + 1]
+    return {
+        "missing": max(float(x.abs().max()) for x in missing),
+        "own": max(float(x.abs().max()) for x in own),
+    }
+
+
 def refused(*, config: Any, kind: str = "sharded") -> None:
     """Apply a configuration to a model that is put wrong."""
     net: nn.Module = Net()

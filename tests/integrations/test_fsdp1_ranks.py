@@ -11,6 +11,7 @@ from _flat import (
     alike,
     ambiguous,
     in_a_world_of_one,
+    kept,
     lost,
     misplaced,
     owed,
@@ -118,6 +119,20 @@ def test_a_resumed_run_repeats_its_bits(orig: bool, two: Group, tmp_path: Path) 
         two.run(resumed, config=config, folder=str(tmp_path), steps=6, orig=orig)
     )
     assert straight == again
+
+
+def test_residuals_are_delivered_when_the_number_of_ranks_changes(
+    pools: Pools, tmp_path: Path
+) -> None:
+    config, folder = {"compressor": "onebit", "dense_below": {"elems": 0}}, str(tmp_path)
+    before = pools.get(4).run(kept, config=config, folder=folder, first=True)
+    for ranks in (2, 1):
+        after = pools.get(ranks).run(kept, config=config, folder=folder, first=False)
+        pairs = zip(before[0]["owed"], after[0]["owed"], strict=True)
+        for left, right in pairs:
+            assert np.abs(left).max() > 0.1
+            np.testing.assert_allclose(right, left, atol=3e-6)
+        assert {found["own"] for found in after} == {0.0}
 
 
 def test_a_world_of_one_has_nothing_to_bring(pools: Pools) -> None:

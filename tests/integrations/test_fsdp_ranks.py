@@ -10,6 +10,7 @@ import pytest
 from _ranks import Group, Pools, same
 from _sharded import (
     compiled,
+    delivered,
     in_launch_order,
     kept,
     lost,
@@ -174,6 +175,9 @@ def test_residuals_keep_their_share_of_the_mean_when_the_number_of_ranks_changes
     for left, right in zip(before, after, strict=True):
         assert np.abs(left).max() > 0.1
         np.testing.assert_allclose(left, right, atol=1e-6)
+    for found in pools.get(2).run(delivered, config=config, folder=str(tmp_path)):
+        assert found["missing"] < 3e-6
+        assert found["own"] == 0  # what nobody sends to an owner, who is this rank now
 
 
 @pytest.mark.parametrize(
