@@ -1,4 +1,4 @@
-"""FSDPHandle: what `apply_to_fsdp` returns."""
+"""FSDPHandle: what `apply_to_fsdp` returns, and the pair of `comm_hook` has with FSDP1."""
 
 from __future__ import annotations
 
