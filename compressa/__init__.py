@@ -26,8 +26,9 @@ if TYPE_CHECKING:
         Timeout,
         TransportError,
     )
-    from compressa.hooks import Handle, broadcast, comm_hook, open_engine, register_comm_hook
+    from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
     from compressa.integrations.fsdp import apply_to_fsdp
+    from compressa.integrations.hook_pair import comm_hook
     from compressa.integrations.pipelining import compress_edge
     from compressa.launch import init_from_mpi, init_from_tf_config
     from compressa.overlap import OverlappedDataParallel
@@ -54,7 +55,7 @@ _HOMES = {
     "apply_to_fsdp": "compressa.integrations.fsdp",
     "attach": "compressa.strategies",
     "broadcast": "compressa.hooks",
-    "comm_hook": "compressa.hooks",
+    "comm_hook": "compressa.integrations.hook_pair",
     "compress_edge": "compressa.integrations.pipelining",
     "init_from_mpi": "compressa.launch",
     "init_from_tf_config": "compressa.launch",

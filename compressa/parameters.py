@@ -27,7 +27,7 @@ def as_real(values: torch.Tensor) -> torch.Tensor:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name as it is without what `torch.compile` and checkpointing wrap.
+    """Return a parameter's name without what `torch.compile`, checkpointing and FSDP1 add.
 
     Args:
         name: In `module.named_parameters()`.
@@ -36,7 +36,7 @@ def plain_name(name: str) -> str:
         >>> plain_name("_orig_mod.blocks.0._checkpoint_wrapped_module.weight")
         'blocks.0.weight'
     """
-    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
         name = name.replace(wrapper, "")
     return name
 

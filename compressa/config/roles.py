@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -16,6 +18,23 @@ _NORMS = (
     nn.RMSNorm,
     nn.modules.batchnorm._NormBase,  # every BatchNorm and InstanceNorm
 )
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter, and who holds it.
+
+    Attributes:
+        name: Its `plain_name` in the model.
+        shape: Its whole shape.
+        dtype: Its dtype.
+        holders: Modules, each with the name of its attribute.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    holders: tuple[tuple[nn.Module, str], ...]
 
 
 def infer_roles(module: nn.Module, *, frozen: bool = False) -> dict[str, Role]:
@@ -37,16 +56,7 @@ def infer_roles(module: nn.Module, *, frozen: bool = False) -> dict[str, Role]:
         >>> list(infer_roles(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).values())
         [<Role.WEIGHT: 'weight'>, <Role.BIAS: 'bias'>, <Role.OUTPUT: 'output'>, <Role.BIAS: 'bias'>]
     """
-    named = plain_parameters(module, frozen=frozen)
-    embeddings = _owned(module, _is_embedding)
-    norms = _owned(module, _is_norm)
-    roles = {name: _role(name, p, embeddings, norms) for name, p in named.items()}
-    output = _output_weight(module)
-    matrices = [p for p in module.parameters() if p.ndim > 1]
-    for name, parameter in named.items():
-        if parameter is output and roles[name] is Role.WEIGHT and len(matrices) > 1:
-            roles[name] = Role.OUTPUT
-    return roles
+    return {info.name: info.role for info in parameter_infos(module, frozen=frozen)}
 
 
 def parameter_infos(module: nn.Module, *, frozen: bool = False) -> tuple[ParameterInfo, ...]:
@@ -58,27 +68,54 @@ def parameter_infos(module: nn.Module, *, frozen: bool = False) -> tuple[Paramet
         module: Any model.
         frozen: Whether those that are not trained count, too.
     """
-    roles = infer_roles(module, frozen=frozen)
-    named = plain_parameters(module, frozen=frozen)
+    holders: defaultdict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for inner in module.modules():
+        for attribute, p in inner.named_parameters(recurse=False, remove_duplicate=False):
+            holders[id(p)].append((inner, attribute))
+    named = plain_parameters(module, frozen=True)
+    held = [Held(name, p.shape, p.dtype, tuple(holders[id(p)])) for name, p in named.items()]
+    wanted = [info for info in infos_of(module, held) if frozen or named[info.name].requires_grad]
+    return tuple(replace(info, index=index) for index, info in enumerate(wanted))
+
+
+def infos_of(module: nn.Module, held: Sequence[Held]) -> tuple[ParameterInfo, ...]:
+    """Return the facts about parameters, in the given order, with roles as `infer_roles` says.
+
+    Args:
+        module: The model.
+        held: All of its parameters, which may be cut into shards.
+    """
+    linears = [inner for inner in module.modules() if type(inner) is nn.Linear]
+    # Attention's out_proj is a subclass of its own, and no model's output.
+    several = sum(len(p.shape) > 1 for p in held) > 1
+    last = linears[-1] if linears and several else None
     return tuple(
-        ParameterInfo(index, name, _shape(p), p.dtype.to_real(), roles[name])
-        for index, (name, p) in enumerate(named.items())
+        ParameterInfo(index, p.name, _shape(p), p.dtype.to_real(), _role(p, last))
+        for index, p in enumerate(held)
     )
 
 
-def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    return (*parameter.shape, 2) if parameter.is_complex() else tuple(parameter.shape)
+def _shape(parameter: Held) -> tuple[int, ...]:
+    return (*parameter.shape, 2) if parameter.dtype.is_complex else tuple(parameter.shape)
 
 
-def _role(name: str, parameter: torch.Tensor, embeddings: set[int], norms: set[int]) -> Role:
-    last = name.rpartition(".")[2]
-    if id(parameter) in embeddings:
+def _role(parameter: Held, last: nn.Linear | None) -> Role:
+    """Return what a parameter does.
+
+    Args:
+        parameter: The parameter.
+        last: Whose weight makes the output, if that can be told.
+    """
+    modules = [module for module, _ in parameter.holders]
+    if any(_is_embedding(module) for module in modules):
         return Role.EMBEDDING
-    if id(parameter) in norms:
+    if any(_is_norm(module) for module in modules):
         return Role.NORM
-    if last.startswith("bias") or last.endswith("bias"):
+    name = parameter.name.rpartition(".")[2]
+    if name.startswith("bias") or name.endswith("bias"):
         return Role.BIAS
-    return Role.WEIGHT
+    output = any(m is last and name == "weight" for m, name in parameter.holders)
+    return Role.OUTPUT if output else Role.WEIGHT
 
 
 def _is_embedding(module: nn.Module) -> bool:
@@ -87,15 +124,3 @@ def _is_embedding(module: nn.Module) -> bool:
 
 def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
-
-
-def _owned(module: nn.Module, wanted: Callable[[nn.Module], bool]) -> set[int]:
-    """Return the identities of the parameters that such modules hold themselves."""
-    owners = (inner for inner in module.modules() if wanted(inner))
-    return {id(p) for owner in owners for p in owner.parameters(recurse=False)}
-
-
-def _output_weight(module: nn.Module) -> torch.Tensor | None:
-    # Attention's out_proj is a subclass of its own, and no model's output.
-    linears = [inner for inner in module.modules() if type(inner) is nn.Linear]
-    return linears[-1].weight if linears else None

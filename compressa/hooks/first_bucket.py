@@ -11,21 +11,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _PASSED_BY = (
-    "an optimizer has stepped on gradients of a DistributedDataParallel that has given its hook no "
-    "bucket: this rank's gradients were neither compressed nor combined. Call the DDP model, and "
-    "not its module, in the forward pass, and leave no_sync() before the last forward and backward "
-    "pass of a step"
+    "an optimizer has stepped on gradients of a wrapped model that has given its hook none: this "
+    "rank's gradients were neither compressed nor combined. Call the wrapped model, and not its "
+    "module, in the forward pass, and leave no_sync() before the last forward and backward pass of "
+    "a step"
 )
 _NOT_REGISTERED = (
-    "an optimizer has stepped, and no DistributedDataParallel has the hook of compressa.comm_hook: "
+    "an optimizer has stepped, and no wrapped model has the hook of compressa.comm_hook: "
     "nothing is compressed. The framework has ignored the slot where you put it (Lightning calls "
     "its own on CUDA only, Accelerate's and Trainer's take torch's hooks only); use "
-    "compressa.integrations, or call ddp_model.register_comm_hook(state, hook) once the network is "
+    "compressa.integrations, or call model.register_comm_hook(state, hook) once the network is "
     "wrapped"
 )
 
@@ -40,7 +40,7 @@ class FirstBucket:
         models: Returns those whose hook it is; None if they do not exist any more.
     """
 
-    def __init__(self, models: Callable[[], Sequence[DistributedDataParallel] | None]) -> None:
+    def __init__(self, models: Callable[[], Sequence[nn.Module] | None]) -> None:
         self._models = models
         self._over = False
         self._registered = register_optimizer_step_post_hook(self._stepped)

@@ -74,9 +74,10 @@ def ddp_of(
         # Wrappers pass other attributes on to what they hold; where that is they know themselves.
         held = getattr(inner, "_modules", {})
         if not held.keys() & _HOLDERS:
-            raise StateError(
-                f"{caller} takes a DistributedDataParallel, not {type(model).__name__}; {fix}"
-            )
+            kind = type(model).__name__
+            if kind == "FullyShardedDataParallel":
+                fix = "call model.register_comm_hook(*compressa.comm_hook(config))"
+            raise StateError(f"{caller} takes a DistributedDataParallel, not {kind}; {fix}")
         inner = held[min(held.keys() & _HOLDERS)]
     return inner
 

@@ -1,4 +1,4 @@
-"""How FSDP2 and HSDP train the steps of a `Run`."""
+"""How FSDP2, HSDP and FSDP1 train the steps of a `Run`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from _frameworks import End, Loop, Run, run_loop
+from _frameworks import MAX_NORM, End, Loop, Run, run_loop
 from _rank_models import build
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 
 import compressa
 
@@ -72,6 +77,50 @@ def by_fsdp2(run: Run, shape: tuple[int, ...] = (2,)) -> End:
 def by_hsdp(run: Run) -> End:
     """Two replicas, each of which one rank has."""
     return by_fsdp2(run, (2, 1))
+
+
+def by_fsdp1(run: Run) -> End:
+    """`FullyShardedDataParallel`; the state loads residuals when the first gradient comes."""
+    precision = MixedPrecision(param_dtype=torch.bfloat16 if run.bf16 else None)
+    model = FullyShardedDataParallel(
+        build("mlp", 0),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+        mixed_precision=precision,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    state: Any = None
+    if run.config is not None:
+        state, hook = compressa.comm_hook(run.config)
+        model.register_comm_hook(state, hook)
+
+    def parts() -> dict[str, Any]:
+        weights, states = get_state_dict(model, optimizer)
+        return {"model": weights, "optim": states}
+
+    def save(folder: str) -> None:
+        dcp.save(parts(), checkpoint_id=folder)
+        state.handle.save(f"{folder}/compressa")
+
+    def load(folder: str) -> None:
+        found = parts()
+        dcp.load(found, checkpoint_id=folder)
+        states = {"model_state_dict": found["model"], "optim_state_dict": found["optim"]}
+        set_state_dict(model, optimizer, **states)
+        state.load(f"{folder}/compressa")
+
+    def whole() -> nn.Module:
+        gathered = build("mlp", 0)
+        with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
+            for mine, theirs in zip(gathered.parameters(), model.parameters(), strict=True):
+                mine.copy_(theirs)
+        return gathered
+
+    handle = (lambda: _Counted(state.handle)) if state is not None else lambda: None
+    loop = Loop(model, optimizer, handle, model.no_sync, contextlib.nullcontext)
+    loop.save, loop.load, loop.whole = save, load, whole
+    loop.clip = lambda: model.clip_grad_norm_(MAX_NORM)
+    return run_loop(run, model, loop)
 
 
 def _whole(net: nn.Module) -> nn.Module:

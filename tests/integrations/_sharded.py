@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -22,7 +21,6 @@ from torch.distributed.fsdp import (
     FSDPModule,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
-    ShardingStrategy,
     fully_shard,
 )
 
@@ -314,6 +312,28 @@ def kept(*, config: Any, folder: str, first: bool) -> list[list[float]]:
         return [part.flatten().tolist() for part in mean_residual(handle, dist.get_world_size())]
 
 
+def delivered(*, config: Any, folder: str) -> dict[str, float]:
+    """Load residuals, and reduce zeros; say what is lost of them, and what is kept of one's own."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    with tilted(config) as (net, handle):
+        handle.load(folder)
+        before = mean_residual(handle, size)
+        net([torch.zeros(shape) for shape in SHAPES]).backward()
+        means = [w.grad.full_tensor() for w in net.weights]
+        after = mean_residual(handle, size)
+        missing = [b - m - a for b, m, a in zip(before, means, after, strict=True)]
+        own = []
+        for key, vector in handle.state_dict().items():
+            if "/residual/" in key:
+                shape = SHAPES[int(key.rpartition(".")[2])]
+                slices = vector.split(-(-shape[0] // size) * math.prod(shape[1:]))
+                own += slices[rank : rank + 1]
+    return {
+        "missing": max(float(x.abs().max()) for x in missing),
+        "own": max(float(x.abs().max()) for x in own),
+    }
+
+
 def refused(*, config: Any, kind: str = "sharded") -> None:
     """Apply a configuration to a model that is put wrong."""
     net: nn.Module = Net()
@@ -332,18 +352,6 @@ def refused(*, config: Any, kind: str = "sharded") -> None:
         with compressa.apply_to_fsdp(net, config):
             compressa.apply_to_fsdp(net, config)
     compressa.apply_to_fsdp(net, config).close()
-
-
-def hooked_in_fsdp1(*, config: Any, sharded: bool) -> None:
-    """Give FSDP1 the hook that is for DDP."""
-    strategy = ShardingStrategy.FULL_SHARD if sharded else ShardingStrategy.NO_SHARD
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NO_SHARD is deprecated
-        net = FullyShardedDataParallel(
-            Block(18, 45), device_id=torch.device("cpu"), sharding_strategy=strategy
-        )
-    net.register_comm_hook(*compressa.comm_hook(config))
-    net(torch.randn(4, 18)).sum().backward()
 
 
 def refused_on_one(*, config: Any, rank: int, hybrid: bool) -> None:

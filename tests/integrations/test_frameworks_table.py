@@ -105,6 +105,15 @@ FRAMEWORKS = {
         "apply_before_sharding",
         "fully_shard(model) first",
     ),
+    "FSDP1": Framework(
+        (
+            'state, hook = compressa.comm_hook("compressa.toml")',
+            "model.register_comm_hook(state, hook)",
+        ),
+        ("_by_fsdp", "by_fsdp1"),
+        "register_sharded",
+        "*compressa.comm_hook(config)",
+    ),
 }
 
 
@@ -207,6 +216,14 @@ def pair_in_lightning(config: Any) -> str:
 def apply_before_sharding(config: Any) -> str:
     """Before `fully_shard`."""
     return _raised(lambda: compressa.apply_to_fsdp(build("mlp", 0), config))
+
+
+def register_sharded(config: Any) -> str:
+    """What is for DDP, with a model of FSDP1."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(build("mlp", 0), device_id=torch.device("cpu"))
+    return _raised(lambda: compressa.register_comm_hook(model, config))
 
 
 def register_unprepared(config: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where FSDP2 lays parameters: every element has one owner, the one that torch's chunks give it."""
+"""Where FSDP lays parameters: every element has one owner, the one that torch's chunks give it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from compressa.errors import BackendUnavailable
-from compressa.integrations.fsdp.groups import lay_out, sharding_of, slice_elems
+from compressa.integrations.fsdp.groups import sharding_of
+from compressa.integrations.fsdp.places import FlatPlace, lay_out, slice_elems
 from compressa.parameters import ParameterInfo
 
 
@@ -40,3 +42,27 @@ def test_slices_are_those_that_torch_cuts_and_pads(ranks: int) -> None:
             torch.testing.assert_close(part, value.flatten()[segment.start : segment.stop])
             owned.append(part)
         torch.testing.assert_close(torch.cat(owned), value.flatten())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize("gap", [0, 5])
+def test_flat_slices_are_those_that_torch_cuts_and_pads(ranks: int, gap: int) -> None:
+    values = [torch.arange(1.0, 1 + math.prod(shape)) for shape in SHAPES]
+    lying = torch.cat([torch.nn.functional.pad(value, (0, gap)) for value in values])
+    shards = [FlatParamHandle._get_shard(lying, rank, ranks)[0] for rank in range(ranks)]
+    each, first = shards[0].numel(), 0
+    places = []
+    for i, (shape, value) in enumerate(zip(SHAPES, values, strict=True)):
+        places.append(FlatPlace(ParameterInfo(i, str(i), shape), first, each))
+        first += value.numel() + gap
+    assert slice_elems(places) == each
+    flat = torch.cat(shards)
+    for place, value in zip(places, values, strict=True):
+        segments = [place.of(rank) for rank in range(ranks)]
+        assert max(segment.elems for segment in segments) <= place.elems
+        for rank, segment in enumerate(segments):
+            own = value[segment.start : segment.stop]
+            assert place.local_shape(rank) == own.shape
+            torch.testing.assert_close(place.view(flat, rank, rank * each), own)
+            torch.testing.assert_close(place.view(shards[rank], rank), own)
+        assert sum(segment.elems for segment in segments) == value.numel()

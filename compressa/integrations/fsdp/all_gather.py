@@ -20,7 +20,7 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs.base import Codec
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.engine.measuring.profiler import Ledger
-from compressa.integrations.fsdp.groups import Place
+from compressa.integrations.fsdp.places import Place
 from compressa.integrations.fsdp.reduce_scatter import nothing, scopes_of
 
 

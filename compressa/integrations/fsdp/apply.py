@@ -13,7 +13,7 @@ from compressa.errors import CompressaError
 from compressa.hooks.handle import Handle
 from compressa.integrations.fsdp.building import Builder
 from compressa.integrations.fsdp.comms import CompressedAllGather, CompressedReduceScatter
-from compressa.integrations.fsdp.groups import CALLER, Sharding, sharding_of, without_replicas
+from compressa.integrations.fsdp.groups import Sharding, sharding_of, without_replicas
 from compressa.integrations.fsdp.handle import FSDPHandle
 from compressa.integrations.fsdp.planning import Plan, plan_for
 from compressa.integrations.fsdp.replicas import ReplicaHook
@@ -57,7 +57,7 @@ def apply_to_fsdp(model: nn.Module, config: Source) -> FSDPHandle:
     except CompressaError as error:
         failure = error
     try:
-        shards = _open_shards(plan, sharding, failure)
+        shards = open_shards(plan, sharding, failure)
     except CompressaError as error:  # other replicas hear of it from this rank
         failure = error
     try:
@@ -69,15 +69,34 @@ def apply_to_fsdp(model: nn.Module, config: Source) -> FSDPHandle:
             shards.close()
         raise
     _install(plan, sharding, shards, replicas)
+    return handle_of(sharding, shards, replicas)
+
+
+def handle_of(sharding: Sharding, shards: Shards | None, replicas: Handle | None) -> FSDPHandle:
+    """Return a handle that lives as long as the model.
+
+    Args:
+        sharding: Of the model.
+        shards: As `open_shards` returned it.
+        replicas: Averages over replicas, if anything does.
+    """
     handle = FSDPHandle(shards, replicas, sharding)
     _handles[sharding.groups[0].module] = handle
     return handle
 
 
-def _open_shards(plan: Plan, sharding: Sharding, failure: CompressaError | None) -> Shards | None:
-    """Open what compresses between shards; None if nothing does.
+def open_shards(plan: Plan, sharding: Sharding, failure: CompressaError | None) -> Shards | None:
+    """Open what compresses between shards; None if nothing does. Collective.
 
     The ranks meet in any case, so that a failure on one of them is told to all.
+
+    Args:
+        plan: What is compressed.
+        sharding: Of the model.
+        failure: Why this rank can not take part, if it can not.
+
+    Raises:
+        CompressaError: As `apply_to_fsdp`.
     """
     session = open_session(
         plan.config,
@@ -86,7 +105,7 @@ def _open_shards(plan: Plan, sharding: Sharding, failure: CompressaError | None)
         None,
         device_stream=plan.device_stream,
         failure=failure,
-        caller=CALLER,
+        caller=sharding.caller,
     )
     with session.closed_on_error():
         if plan.codings or plan.weights:
@@ -105,7 +124,7 @@ def _open_replicas(plan: Plan, sharding: Sharding, failure: CompressaError | Non
     infos = _owned(sharding)
     if failure is not None or not (plan.compressors and infos):
         settings = (plan.config, sharding.replicas, infos)
-        open_session(*settings, failure=failure, caller=CALLER).close()
+        open_session(*settings, failure=failure, caller=sharding.caller).close()
         return None
     engine = start_engine(
         plan.config,
@@ -113,7 +132,7 @@ def _open_replicas(plan: Plan, sharding: Sharding, failure: CompressaError | Non
         infos,
         {info.name: plan.compressors[info.name] for info in infos},
         device_stream=plan.device_stream,
-        caller=CALLER,
+        caller=sharding.caller,
     )
     with engine.session.closed_on_error():
         return Handle(engine, sharding.replicas)

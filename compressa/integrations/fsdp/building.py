@@ -11,7 +11,8 @@ from compressa.aggregators.base import State, World
 from compressa.engine.measuring.profiler import Ledger
 from compressa.engine.session import Session
 from compressa.integrations.fsdp.all_gather import GatheredPart
-from compressa.integrations.fsdp.groups import Place, Sharding, slice_elems
+from compressa.integrations.fsdp.groups import Sharding
+from compressa.integrations.fsdp.places import Place, slice_elems
 from compressa.integrations.fsdp.planning import Plan
 from compressa.integrations.fsdp.reduce_scatter import ReducedPart
 from compressa.integrations.fsdp.shards import Shards

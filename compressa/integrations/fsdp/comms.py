@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from compressa.errors import StateError
-from compressa.integrations.fsdp.groups import CALLER, Group, Place, slice_elems
+from compressa.integrations.fsdp.groups import CALLER, Group
+from compressa.integrations.fsdp.places import Place, slice_elems
 from compressa.integrations.fsdp.shards import Shards
 
 

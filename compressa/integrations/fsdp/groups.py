@@ -1,10 +1,4 @@
-"""Groups: what FSDP2 brings together in one collective, and where each parameter lies in it.
-
-FSDP2 cuts every parameter along its first dimension among P ranks: with c = ceil(d0 / P), rank j
-owns the rows from j c on, at most c of them. A group's reduce-scatter takes P slices side by side,
-each with a part for every parameter, padded to c rows; its all-gather brings the same slices. So
-the flattened parameter's elements from j n to (j + 1) n, with n = c * d1 * ..., are rank j's, and
-the layout follows from shapes and P alone.
+"""Groups: what FSDP2 brings together in one collective.
 
 torch's interface for a collective hands over flat memory only. What lies there is known to FSDP2's
 own objects: this file alone looks into them (`torch.distributed.fsdp._fully_shard`, torch 2.13).
@@ -28,67 +22,21 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 
 from compressa.config.roles import parameter_infos
 from compressa.errors import BackendUnavailable, StateError
-from compressa.parameters import ParameterInfo, Segment, plain_parameters
+from compressa.integrations.fsdp.places import Place, lay_out
+from compressa.parameters import ParameterInfo, plain_parameters
 
 CALLER = "compressa.apply_to_fsdp"
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a parameter lies in the slices of its group.
-
-    Attributes:
-        parameter: It, with its whole shape, and the dtype in which it is brought.
-        offset: Its first element in each slice.
-        elems: How many it has there, padding included.
-    """
-
-    parameter: ParameterInfo
-    offset: int
-    elems: int
-
-    def of(self, rank: int) -> Segment:
-        """Return what a rank owns of it; the last ranks may own nothing."""
-        whole = self.parameter.elems
-        start = min(rank * self.elems, whole)
-        return Segment(self.parameter, start, min(start + self.elems, whole))
-
-    def local_shape(self, rank: int) -> tuple[int, ...]:
-        """Return the shape of what a rank owns of it."""
-        rest = self.parameter.shape[1:]
-        return (self.of(rank).elems // max(1, torch.Size(rest).numel()), *rest)
-
-    def view(self, flat: torch.Tensor, rank: int, first: int = 0) -> torch.Tensor:
-        """Return a rank's own elements, 1-D, in memory where its slice begins at `first`."""
-        start = first + self.offset
-        return flat[start : start + self.of(rank).elems]
-
-
-def lay_out(parameters: Sequence[ParameterInfo], ranks: int) -> tuple[Place, ...]:
-    """Return where parameters lie that are brought together, in this order."""
-    places, offset = [], 0
-    for parameter in parameters:
-        rows = -(-parameter.shape[0] // ranks)
-        elems = rows * torch.Size(parameter.shape[1:]).numel()
-        places.append(Place(parameter, offset, elems))
-        offset += elems
-    return tuple(places)
-
-
-def slice_elems(places: Sequence[Place]) -> int:
-    """Return how many elements each rank's slice has, padding included."""
-    return places[-1].offset + places[-1].elems if places else 0
-
-
-@dataclass(frozen=True)
 class Group:
-    """Parameters that FSDP2 brings together.
+    """Parameters that FSDP brings together.
 
     Attributes:
         number: Of the group, in the model's order.
-        module: Whose `set_custom_...` calls are for it.
-        inner: FSDP2's own object.
+        module: Whose `set_custom_...` calls are for it; of FSDP1 the wrapper that hooks it.
+        inner: FSDP's own object.
         reduced: Where gradients lie in a reduce-scatter, in its dtype.
         gathered: Where all parameters lie in an all-gather, frozen ones too, in its dtype.
     """
@@ -102,15 +50,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How FSDP2 has sharded a model.
+    """How FSDP has sharded a model.
 
     Attributes:
+        caller: The function that the user called, which errors name.
         groups: In the model's order.
         shards: The ranks that a parameter is cut into.
         replicas: The ranks that own the same shard in HSDP; None without replicas.
         device: Where parameters are.
     """
 
+    caller: str
     groups: tuple[Group, ...]
     shards: dist.ProcessGroup
     replicas: dist.ProcessGroup | None
@@ -171,7 +121,7 @@ def sharding_of(model: nn.Module) -> Sharding:
         for number, (owner, inner) in enumerate(owners)
     ]
     replicas = info.replicate_process_group if isinstance(info, HSDPMeshInfo) else None
-    return Sharding(tuple(groups), info.shard_process_group, replicas, first.device)
+    return Sharding(CALLER, tuple(groups), info.shard_process_group, replicas, first.device)
 
 
 def _owners(module: nn.Module) -> list[tuple[Any, Any]]:
@@ -194,7 +144,8 @@ def _sharded_modules(module: nn.Module) -> list[Any]:
     if any(isinstance(inner, FullyShardedDataParallel) for inner in module.modules()):
         raise StateError(
             f"{CALLER} takes a model of FSDP2, and this one is wrapped in FullyShardedDataParallel "
-            "(FSDP1), whose hook sees flat parameters without names; call "
+            "(FSDP1); to compress its gradients, call "
+            "model.register_comm_hook(*compressa.comm_hook(config)); for the rest, call "
             "torch.distributed.fsdp.fully_shard(model) in its place"
         )
     if not any(inner._get_fsdp_state()._fsdp_param_groups for inner in found):
@@ -248,8 +199,13 @@ def _group(
     return Group(number, module, inner, lay_out(reduced, ranks), lay_out(gathered, ranks))
 
 
-def check_dtypes(parameters: Sequence[ParameterInfo], what: str) -> None:
+def check_dtypes(caller: str, parameters: Sequence[ParameterInfo], what: str) -> None:
     """Refuse what is brought in a dtype that is not compressed.
+
+    Args:
+        caller: The function that the user called, which the error names.
+        parameters: With the dtypes in which they are brought.
+        what: What of them is brought.
 
     Raises:
         StateError: One is neither float32 nor bfloat16.
@@ -257,9 +213,9 @@ def check_dtypes(parameters: Sequence[ParameterInfo], what: str) -> None:
     for parameter in parameters:
         if parameter.dtype not in DTYPES:
             raise StateError(
-                f"{CALLER}: {what} of {parameter.name!r} would be brought in {parameter.dtype}, "
+                f"{caller}: {what} of {parameter.name!r} would be brought in {parameter.dtype}, "
                 "and float32 and bfloat16 are compressed; float16 needs loss scaling, which is "
-                "not followed here: choose another MixedPrecisionPolicy"
+                "not followed here: choose bfloat16 for mixed precision"
             )
 
 

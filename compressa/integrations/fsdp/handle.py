@@ -1,4 +1,4 @@
-"""FSDPHandle: what `apply_to_fsdp` returns."""
+"""FSDPHandle: what `apply_to_fsdp` returns, and the pair of `comm_hook` has with FSDP1."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class FSDPHandle:
         """
         if self._shards is not None:
             part = self._part("shards", state_dict)
-            self._shards.begin_at(saving.load_state_dict(self._shards, part))
+            self._shards.resume_at(saving.load_state_dict(self._shards, part))
         if self._replicas is not None:
             self._replicas.load_state_dict(self._part("replicas", state_dict))
 
@@ -151,7 +151,7 @@ class FSDPHandle:
         if self._shards is not None:
             self._check_number(Path(path), "replica", self._n_replicas)
             folder = Path(path) / f"replica{self._replica}"
-            self._shards.begin_at(saving.load(self._shards, folder)[0])
+            self._shards.resume_at(saving.load(self._shards, folder)[0])
         if self._replicas is not None:
             self._check_number(Path(path), "shard", self._n_shards)
             self._replicas.load(Path(path) / f"shard{self._shard}")

@@ -15,7 +15,7 @@ from compressa.config import Config, Source, assign, assign_weights, load_config
 from compressa.config.strategies import check_followed
 from compressa.engine.device_stream import DeviceStream, device_stream_of
 from compressa.errors import BackendUnavailable, ConfigError
-from compressa.integrations.fsdp.groups import CALLER, Sharding, check_dtypes
+from compressa.integrations.fsdp.groups import Sharding, check_dtypes
 from compressa.parameter_server.coding import Coding, coding_of
 from compressa.parameters import ParameterInfo
 
@@ -50,19 +50,19 @@ def plan_for(source: Source, sharding: Sharding) -> Plan:
         CompressaError: It is wrong, or asks for what is not done here.
     """
     config = load_config(source)
-    check_followed(config.strategy, CALLER)
+    check_followed(config.strategy, sharding.caller)
     _check_device(config, sharding.device)
     shards, replicas = _between(config, sharding)
-    for mistake in _not_followed(config, shards=shards):
+    for mistake in _not_followed(config, sharding.caller, shards=shards):
         raise ConfigError(mistake)
     compressors = assign(config, sharding.reduced)
     codings, weights = dict[str, Coding](), dict[str, Codec]()
     if shards or replicas:
-        check_dtypes(sharding.reduced, "the gradient")
+        check_dtypes(sharding.caller, sharding.reduced, "the gradient")
     if shards:
         codings = {p.name: _coding(compressors[p.name], p) for p in sharding.reduced}
     if config.fsdp.weights.name != "none":
-        check_dtypes(sharding.gathered, "the values")
+        check_dtypes(sharding.caller, sharding.gathered, "the values")
         _check_gathers(sharding)
         found = assign_weights(config, sharding.gathered)
         weights = {p.name: _exact(found[p.name], p.dtype) for p in sharding.gathered}
@@ -84,17 +84,17 @@ def _between(config: Config, sharding: Sharding) -> tuple[bool, bool]:
     return wanted in ("shards", "both"), wanted in ("replicas", "both")
 
 
-def _not_followed(config: Config, *, shards: bool) -> Iterator[str]:
+def _not_followed(config: Config, caller: str, *, shards: bool) -> Iterator[str]:
     """Yield what is asked for and would be ignored."""
     if config.engine.recover:
         yield (
-            f"engine.recover: {CALLER} can not go on without a lost rank, whose shard of the "
+            f"engine.recover: {caller} can not go on without a lost rank, whose shard of the "
             "weights is lost with it; leave it out, and begin again from a checkpoint"
         )
     if not shards:
         return
     if config.trace.path is not None:
-        yield f"trace.path: {CALLER} traces only what replicas exchange; leave it out"
+        yield f"trace.path: {caller} traces only what replicas exchange; leave it out"
     if config.exchange.kind not in ("auto", "scatter_reduce"):
         yield (
             f'exchange.kind = "{config.exchange.kind}": gradients go to the owners of shards, '

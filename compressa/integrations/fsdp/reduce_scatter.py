@@ -7,7 +7,8 @@ al., 2024): a residual for every element that another rank owns, so that
 
     sum_t out_t + (1/P) sum_i e_i(T) = (1/P) sum_t sum_i g_i(t).
 
-Nothing is sent twice, so nothing is encoded twice.
+A checkpoint of another number of ranks may have some for elements that this rank owns now: it adds
+those once. Nothing is sent twice, so nothing is encoded twice.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from functools import partial
 import torch
 
 from compressa.aggregators.base import Scope, StepContext, World
+from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import put
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.engine.measuring.profiler import Ledger
-from compressa.integrations.fsdp.groups import Place
+from compressa.integrations.fsdp.places import Place
 from compressa.parameter_server.coding import Coding
 
 
@@ -89,6 +91,9 @@ class ReducedPart:
         }
         self._buffers = {peer: payload.buffer() for peer, payload in self._given.items()}
         self._own = make(owned[world.rank], feedback=None)
+        # Zeros, but when they come from a checkpoint of another number of ranks.
+        self._residuals = {} if coding.rule is None else self._kept(owned[world.rank], coding.rule)
+        self._unsent: dict[int, torch.Tensor] = {}
         receives = bool(owned[world.rank])
         self._incoming = {peer: self._own.buffer() for peer in world.peers if receives}
         itemsize = places[0].parameter.dtype.itemsize
@@ -100,6 +105,10 @@ class ReducedPart:
         capacity_bytes = {peer: payload.wire_bytes for peer, payload in self._given.items()}
         received = yield Exchange(payloads, self._incoming, self._own.exact, capacity_bytes)
         yield Compute(partial(self._decode, reduction, received), "decode")
+
+    def resume(self) -> None:
+        """Have the next reduction add what was loaded for elements that this rank owns."""
+        self._unsent = {i: x for i, x in self._residuals.items() if bool(x.any())}
 
     def warm_up(self) -> None:
         """Call all kernels once, on zeros, which leave residuals of zeros as they are."""
@@ -143,10 +152,22 @@ class ReducedPart:
         sums = [x if x.dtype is torch.float32 else x.to(torch.float32) for x in outs]
         for total, own in zip(sums, self._slices(reduction.source, rank), strict=True):
             total.copy_(own).mul_(weight)
+        for i, residual in self._unsent.items():
+            sums[i].add_(residual, alpha=weight)
+            residual.zero_()
+        self._unsent = {}
         for sender in sorted(received):
             self._own.decode_add(received[sender], sums, weight, reduction.context, sender)
         for total, x in zip(sums, outs, strict=True):
             put(total, x)
+
+    def _kept(self, owned: Sequence[Scope], rule: FeedbackRule) -> dict[int, torch.Tensor]:
+        """Return by parameter the residual of what this rank owns."""
+        state, residuals = self._world.state, {}
+        for scope in owned:
+            vector = state.residual(scope.segment.parameter, rule.dtype)
+            residuals[scope.gradient] = vector[scope.segment.start : scope.segment.stop]
+        return residuals
 
     def _slices(self, source: torch.Tensor, rank: int) -> list[torch.Tensor]:
         """Return by parameter what `source` has of a rank's slice."""

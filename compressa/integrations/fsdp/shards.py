@@ -91,8 +91,13 @@ class Shards:
         """Number of the pass after those that have reduced anything."""
         return self.step + bool(self._done)
 
-    def begin_at(self, step: int) -> None:
-        """Have the next pass be of a number, as after a checkpoint."""
+    def resume_at(self, step: int) -> None:
+        """Have the next pass be of a number, and go on with the residuals of a checkpoint."""
+        self._begin_at(step)
+        for part in (part for parts in self._reduced.values() for part in parts):
+            part.resume()
+
+    def _begin_at(self, step: int) -> None:
         self.step = step
         self._done.clear()
 
@@ -111,7 +116,7 @@ class Shards:
             CompressaError: A rank is lost or late, or what it sent is not what is due.
         """
         if group in self._done:
-            self.begin_at(self.step + 1)
+            self._begin_at(self.step + 1)
         self._done.add(group)
         self._gradients.ledger.steps = self.step + 1
         context = StepContext(self.step, self.session.transport.epoch)
