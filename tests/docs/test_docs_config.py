@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from _documents import all_blocks
+from _documents import DOCS, ROOT, all_blocks, running_text
 
 from compressa import load_config
 
+READY = "experiments/configs/"
 BLOCKS = [block for block in all_blocks("toml") if "data-tested" not in block.options]
 
 
@@ -17,3 +19,17 @@ def test_it_loads_from_a_file(block: object, tmp_path: Path) -> None:
     file = tmp_path / "compressa.toml"
     file.write_text(block.code, encoding="utf-8")
     assert load_config(file).model_dump(exclude_unset=True)
+
+
+def test_a_ready_file_is_shown_as_it_is() -> None:
+    shown = [b for b in BLOCKS if b.options.get("title", "").startswith(READY)]
+    assert {block.options["title"] for block in shown} >= {READY + "byteps.toml"}
+    for block in shown:
+        assert block.code == (ROOT / block.options["title"]).read_text(encoding="utf-8")
+
+
+def test_every_ready_file_that_a_page_names_is_there() -> None:
+    ready = {file.name for file in (ROOT / READY).glob("*.toml")}
+    named = set(re.findall(r"`(\w+\.toml)`", running_text(DOCS / "from" / "tensorflow.md")))
+    assert len(named) > 5
+    assert named <= ready
