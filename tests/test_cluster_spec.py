@@ -99,11 +99,13 @@ def test_tasks_of_one_host_are_counted() -> None:
 
 
 def begun(description: str) -> str:
-    """Begin with a specification; return what came of it."""
+    """Begin with a specification, under a torchrun whose ranks it does not go by."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     try:
-        role = init_from_tf_config(description, timeout=timedelta(seconds=3))
+        with mock.patch.dict(os.environ, torchrun):
+            role = init_from_tf_config(description, timeout=timedelta(seconds=3))
         again = init_from_tf_config(description)  # takes the group that is there
     except CompressaError as error:
         return f"{type(error).__name__}: {error}"
