@@ -80,6 +80,22 @@ class Reacting:
     def missing(self, key: Key) -> Any:
         return self._call(lambda: self.transport.missing(key))
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the reactor's thread do nothing meanwhile."""
+        stopped, goes_on = threading.Event(), threading.Event()
+
+        def stop() -> None:
+            stopped.set()
+            goes_on.wait(20.0)
+
+        self._reactor.post(stop)
+        assert stopped.wait(20.0)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
     def close(self, timeout_s: float) -> None:
         self._reactor.post(self._end)
         self._thread.join()
@@ -212,7 +228,10 @@ def shorter_than_capacity(*, kind: str) -> list[int]:
 
 
 def urgent_overtakes(*, kind: str = "tcp", frames: int = 600) -> list[int]:
-    """Rank 0 queues a long message, then an urgent one; return the order of arrival."""
+    """Rank 0 queues a long message, then an urgent one; return the order of arrival.
+
+    Rank 1 reads nothing before both are queued, however late rank 0 may be with the second.
+    """
     with opened(kind) as (transport, _):
         answers = Answers()
         keys = [Key(0, 0, 0), Key(0, 1, 0)]
@@ -221,12 +240,15 @@ def urgent_overtakes(*, kind: str = "tcp", frames: int = 600) -> list[int]:
             for key, size in zip(keys, sizes, strict=True):
                 buffer = torch.zeros(size, dtype=torch.uint8)
                 transport.exchange(key, Exchange({}, {0: buffer}), 0, answers.done(key))
-            dist.barrier()
+            with transport.held():
+                dist.barrier()
+                dist.barrier()
         else:
             dist.barrier()
             for unit, (key, priority) in enumerate(zip(keys, (9, 0), strict=True)):
                 exchange = Exchange({1: message(0, 1, unit, sizes[unit])}, {})
                 transport.exchange(key, exchange, priority, answers.done(key))
+            dist.barrier()
         for key in keys:
             answers.wait(key)
         dist.barrier()

@@ -35,6 +35,7 @@ SOURCES = ["compressa", "kernels", "schedulers", "pyproject.toml", "README.md", 
 TREE = [
     "tests",
     "docs",
+    "examples",
     "benchmarks",
     "harness",
     "experiments",
@@ -42,6 +43,11 @@ TREE = [
     "README.md",
 ]  # what tests read
 FAST = ["test_config_[hlmnrs]*.py", "test_compressors_facts.py"]  # but none on ranks
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # a machine may have one core
+}
 FULL = [
     *FAST,
     "test_cli_co*.py",
@@ -117,22 +123,24 @@ class Environment:
 
     def __init__(self, folder: Path, python: str, wheel: Path, which: str) -> None:
         self.python = folder / "bin" / "python"
+        self.mpiexec = self.python.with_name("mpiexec")
         _uv("venv", "--python", python, str(folder))
         project = str(ROOT / "pyproject.toml")
-        self._install("--resolution", RESOLUTIONS[which], "-r", project)
-        self._install("--no-deps", str(wheel))
-        self._install(*TOOLS)
+        self.install("--resolution", RESOLUTIONS[which], "-r", project)
+        self.install("--no-deps", str(wheel))
+        self.install(*TOOLS)
 
-    def _install(self, *what: str) -> None:
+    def install(self, *what: str) -> None:
+        """Install packages there."""
         _uv("pip", "install", "--no-build", "--python", str(self.python), *what)
 
-    def run(self, *arguments: str, cwd: Path) -> tuple[int, str]:
+    def run(self, *arguments: str, cwd: Path, program: Path | None = None) -> tuple[int, str]:
         """Run Python there; return its status, and what it wrote, which is shown as it comes."""
         lines = []
         with subprocess.Popen(
-            [self.python, *arguments],
+            [program or self.python, *arguments],
             cwd=cwd,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | _OPEN_MPI,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -178,7 +186,7 @@ def build_wheel(folder: Path) -> Path:
 def run_tests(
     environment: Environment, tree: Path, patterns: Sequence[str], without: str
 ) -> Counter[str]:
-    """Train a step, and run the tests of some files; return how many came to which end."""
+    """Train by torchrun and Open MPI, and run tests; return how many came to which end."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     status, _ = environment.run(*launch, "tests/_hooked_step.py", cwd=tree)
     outcome = Counter({"failed" if status else "passed": 1})
@@ -187,7 +195,17 @@ def run_tests(
     status, text = environment.run("-m", "pytest", *options, *files, cwd=tree)
     for number, end in re.findall(r"(\d+) (passed|failed|skipped|error)", text.splitlines()[-1]):
         outcome[end] += int(number)
-    return outcome if status in (0, 1) else outcome + Counter(error=1)
+    outcome["error"] += status not in (0, 1)
+    outcome["passed" if trains_over_open_mpi(environment, tree) else "failed"] += 1
+    return +outcome
+
+
+def trains_over_open_mpi(environment: Environment, tree: Path) -> bool:
+    """Run the example of MPI by Open MPI; where tests are developed there is MPICH."""
+    environment.install("mpi4py", "openmpi")
+    words = ["-n", "2", str(environment.python), "examples/mpi.py"]
+    status, text = environment.run(*words, cwd=tree, program=environment.mpiexec)
+    return status == 0 and "2 ranks: " in text
 
 
 def run_in(folder: Path, python: str, which: str, tests: Sequence[str]) -> Record:
