@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from compressa.cluster_spec import init_from_tf_config
     from compressa.config import Config, load_config
     from compressa.engine.measuring.stats import CompressorStats, Stats
     from compressa.errors import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from compressa.integrations.fsdp import apply_to_fsdp
     from compressa.integrations.hook_pair import comm_hook
     from compressa.integrations.pipelining import compress_edge
-    from compressa.launch import init_from_mpi, init_from_tf_config
+    from compressa.launch import init_from_mpi
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
     from compressa.strategies import Strategy, attach
@@ -58,7 +59,7 @@ _HOMES = {
     "comm_hook": "compressa.integrations.hook_pair",
     "compress_edge": "compressa.integrations.pipelining",
     "init_from_mpi": "compressa.launch",
-    "init_from_tf_config": "compressa.launch",
+    "init_from_tf_config": "compressa.cluster_spec",
     "load_config": "compressa.config",
     "open_engine": "compressa.hooks",
     "open_parameter_server": "compressa.parameter_server",

@@ -1,11 +1,10 @@
-"""Starting ranks from what other frameworks' launchers say of them."""
+"""Roles of processes, and process groups of ranks that mpiexec or srun has started."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,17 +15,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from compressa.errors import ConfigError, StateError
-from compressa.launchers import RANKS, Launched, launched
+from compressa.launchers import Launched, launched
 from compressa.transports.mpi_process import gather_all, load
 from compressa.transports.rendezvous import local_address
 
-_VARIABLE = "TF_CONFIG"
-_WORKERS, _SERVERS = ("chief", "master", "worker"), ("ps",)
-_MEET = timedelta(minutes=30)  # as torch's own for Gloo
-_HELP = (
-    'it is such as {"cluster": {"worker": ["a:4000", "b:4000"], "ps": ["c:4000"]}, "task": '
-    '{"type": "worker", "index": 0}}'
-)
+MEET = timedelta(minutes=30)  # as torch's own for Gloo
 
 
 @dataclass(frozen=True)
@@ -37,7 +30,6 @@ class Role:
         rank: Its rank: chief and workers come first, then servers.
         size: Number of ranks.
         servers: How many only keep values, which are the last ranks.
-        address: "host:port" where rank 0 is met.
         local_rank: Its rank among those of its host, for `torch.cuda.set_device`; None if nobody
             says.
     """
@@ -45,94 +37,17 @@ class Role:
     rank: int
     size: int
     servers: int
-    address: str
     local_rank: int | None
 
     def strategy(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Return the section `[strategy]` of a strategy with servers for this cluster.
+        """Return the section `[strategy]` of a strategy for this cluster.
 
         Args:
-            name: "async" or "bounded".
+            name: With servers "async" or "bounded", which have them keep the values; else any.
             settings: Further settings of it.
         """
         roles = {"servers": self.servers, "dedicated": True} if self.servers else {}
         return {"name": name, **roles, **settings}
-
-
-def role_of(description: str, environment: Mapping[str, str]) -> Role:
-    """Read a cluster specification.
-
-    Args:
-        description: JSON: "cluster", of lists of "host:port" by kind of task (chief, worker, ps),
-            and "task", this process's type and index. An evaluator is none of the ranks. Without
-            "task" a launcher must have set this process's rank (torchrun, mpiexec, srun, Ray).
-        environment: Has what launchers set.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    try:
-        said = json.loads(description)
-        cluster = {kind: list(map(str, tasks)) for kind, tasks in said["cluster"].items()}
-        task = said.get("task")
-        place = None if task is None else (str(task["type"]), int(task["index"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{_VARIABLE} is no cluster specification ({error!r}); {_HELP}"
-        ) from error
-    unknown = cluster.keys() - {*_WORKERS, *_SERVERS, "evaluator"}
-    tasks = [(k, i) for k in (*_WORKERS, *_SERVERS) for i in range(len(cluster.get(k, ())))]
-    if unknown or not any(kind in _WORKERS for kind, _ in tasks):
-        what = f"has tasks of the kind {min(unknown)!r}" if unknown else "has nobody who trains"
-        raise ConfigError(f"{_VARIABLE} {what}; kinds are chief, worker, ps and evaluator; {_HELP}")
-    address = cluster[tasks[0][0]][0]
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"{_VARIABLE} has the address {address!r}; give host:port")
-    rank = _launched(environment, len(tasks)) if place is None else None
-    if place is not None:
-        if place not in tasks:
-            raise ConfigError(
-                f"{_VARIABLE} says that this is {place[0]} {place[1]}, which is none of its tasks: "
-                + ", ".join(f"{kind} {index}" for kind, index in tasks)
-            )
-        rank = tasks.index(place)
-    assert rank is not None, "one of the two says it"
-    servers = sum(kind in _SERVERS for kind, _ in tasks)
-    hosts = [cluster[kind][index].rpartition(":")[0] for kind, index in tasks]
-    return Role(rank, len(tasks), servers, address, hosts[:rank].count(hosts[rank]))
-
-
-def init_from_tf_config(
-    description: str | None = None, *, timeout: timedelta | None = None
-) -> Role:
-    """Initialise `torch.distributed`, over Gloo, by a cluster specification of TensorFlow.
-
-    Args:
-        description: As `role_of` takes it; the environment variable TF_CONFIG unless given.
-        timeout: Longest wait for the others, as `init_process_group` takes it.
-
-    Returns:
-        What this process is. Hand `role.strategy("async")` to `compressa.attach`, as the section
-        `strategy`, and call `strategy.serve()` where `strategy.serves`.
-
-    Raises:
-        ConfigError: There is no specification, or it is none.
-        StateError: There is a process group already.
-
-    Example:
-        >>> role = compressa.init_from_tf_config()  # doctest: +SKIP
-        >>> config = {"strategy": role.strategy("async")}  # doctest: +SKIP
-    """
-    if dist.is_initialized():
-        raise StateError("compressa.init_from_tf_config: there is a process group already")
-    if description is None:
-        description = os.environ.get(_VARIABLE)
-    if description is None:
-        raise ConfigError(f"{_VARIABLE} is not set; {_HELP}")
-    role = role_of(description, os.environ)
-    _join(role, "gloo", timeout)
-    return role
 
 
 def init_from_mpi(*, backend: str = "gloo", timeout: timedelta | None = None) -> Role:
@@ -164,12 +79,31 @@ def init_from_mpi(*, backend: str = "gloo", timeout: timedelta | None = None) ->
     this = launched(os.environ)
     _store = None  # serves the port until the process group does
     if this.host is None or this.port is None:
-        this, _store = _asked(this, (timeout or _MEET).total_seconds())
+        this, _store = _asked(this, (timeout or MEET).total_seconds())
     assert this.host is not None, "what was asked has an answer"
-    host = f"[{this.host}]" if ":" in this.host else this.host
-    role = Role(this.rank, this.size, 0, f"{host}:{this.port}", this.local_rank)
-    _join(role, backend, timeout)
+    assert this.port is not None, "what was asked has an answer"
+    role = Role(this.rank, this.size, 0, this.local_rank)
+    join(role, this.host, this.port, backend, timeout)
     return role
+
+
+def join(role: Role, host: str, port: int, backend: str, timeout: timedelta | None) -> None:
+    """Initialise `torch.distributed` where a launcher says.
+
+    Args:
+        role: This process's.
+        host: Of rank 0.
+        port: Of rank 0, or of torchrun's store there.
+        backend: As `init_process_group` takes it.
+        timeout: As `init_process_group` takes it.
+    """
+    dist.init_process_group(
+        backend,
+        init_method=f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}",
+        rank=role.rank,
+        world_size=role.size,
+        timeout=timeout,
+    )
 
 
 def _asked(this: Launched, deadline_s: float) -> tuple[Launched, TCPStore | None]:
@@ -221,27 +155,3 @@ def _is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _join(role: Role, backend: str, timeout: timedelta | None) -> None:
-    dist.init_process_group(
-        backend,
-        init_method=f"tcp://{role.address}",
-        rank=role.rank,
-        world_size=role.size,
-        timeout=timeout,
-    )
-
-
-def _launched(environment: Mapping[str, str], size: int) -> int:
-    for name in RANKS:
-        if name in environment:
-            text = environment[name]
-            if not text.isdecimal() or int(text) >= size:
-                raise ConfigError(
-                    f"{name} = {text}, and {_VARIABLE} has {size} tasks; start as many processes"
-                )
-            return int(text)
-    raise ConfigError(
-        f'{_VARIABLE} has no "task", and no launcher has set {", ".join(RANKS)}; {_HELP}'
-    )

@@ -1,7 +1,8 @@
-"""What mpiexec, srun and others tell each process in its environment: its rank, and where to meet.
+"""What launchers tell each process in its environment: its rank, and where to meet.
 
-Hydra (MPICH, Intel MPI) sets PMI_*, Open MPI OMPI_COMM_WORLD_*, SLURM SLURM_*. Within a SLURM job
-mpiexec hands SLURM's variables on, of the job and not of its processes, so its own count first.
+torchrun and Ray Train set RANK, Hydra (MPICH, Intel MPI) PMI_*, Open MPI OMPI_COMM_WORLD_*, SLURM
+SLURM_*. Within a SLURM job mpiexec hands SLURM's variables on, of the job and not of its processes,
+and so does srun to a torchrun that it starts: those of the inner one count first.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from compressa.errors import ConfigError
-
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 _FIRST_PORT, _PORTS = 15000, 15000  # below those that systems give away themselves
 
@@ -28,6 +27,7 @@ class _Launcher:
     mpi: bool
 
 
+_TORCHRUN = _Launcher("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", mpi=False)
 _LAUNCHERS = (
     _Launcher(
         "Open MPI's mpiexec",
@@ -65,7 +65,7 @@ class Launched:
     port: int | None
 
 
-def launched(environment: Mapping[str, str]) -> Launched:
+def launched(environment: Mapping[str, str], *, torchrun: bool = False) -> Launched:
     """Read what a launcher has set.
 
     MASTER_ADDR and MASTER_PORT count before what follows from others. Without them SLURM's list of
@@ -73,15 +73,18 @@ def launched(environment: Mapping[str, str]) -> Launched:
 
     Args:
         environment: Has it.
+        torchrun: Whether torchrun, or Ray Train, may have started this process as well.
 
     Raises:
         ConfigError: No launcher has started this process, or it left something out.
     """
-    launcher = next((one for one in _LAUNCHERS if one.rank in environment), None)
+    launchers = (_TORCHRUN, *_LAUNCHERS) if torchrun else _LAUNCHERS
+    launcher = next((one for one in launchers if one.rank in environment), None)
     if launcher is None:
         raise ConfigError(
             "no launcher has said which rank this process is: none of "
-            f"{', '.join(one.rank for one in _LAUNCHERS)} is set; start it by mpiexec or srun"
+            f"{', '.join(one.rank for one in launchers)} is set; start it by "
+            f"{'torchrun, ' * torchrun}mpiexec or srun"
         )
     size = next((name for name in launcher.sizes if name in environment), None)
     if size is None:

@@ -28,6 +28,17 @@ def test_each_launcher_says_who_this_is() -> None:
     assert launched(SLURM) == Launched(5, 8, 1, False, "node07", 16000)
 
 
+def test_torchrun_counts_first_where_it_may_have_started_this() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    torchrun |= {"MASTER_ADDR": "head", "MASTER_PORT": "29500"}
+    for outer in ({}, HYDRA, SLURM):
+        told = launched(outer | torchrun, torchrun=True)
+        assert told == Launched(3, 4, 1, False, "head", 29500)
+    assert launched(HYDRA | torchrun).rank == 1
+    with pytest.raises(ConfigError, match=r"none of RANK, .* by torchrun, mpiexec or srun"):
+        launched({}, torchrun=True)
+
+
 def test_a_step_has_its_own_ranks_and_hosts_and_port() -> None:
     step = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NODELIST": "node12", "SLURM_STEP_ID": "3"}
     assert launched(SLURM | step) == Launched(5, 6, 1, False, "node12", 16003)

@@ -8,7 +8,16 @@ from compressa.bias import TYPICAL_ELEMS
 from compressa.codecs.base import Biased, Codec, Contraction, Unbiased
 from compressa.config.mistakes import Mistake
 from compressa.config.settings import Settings
-from compressa.config.strategy_sections import ADPSGD, EASGD, SGP, Async, Bounded, Central, Gossip
+from compressa.config.strategy_sections import (
+    ADPSGD,
+    EASGD,
+    SGP,
+    Async,
+    Bounded,
+    Central,
+    Gossip,
+    Hogwild,
+)
 from compressa.config.uses import Use
 
 _LOSES_LITTLE = 0.5  # of the square of a vector
@@ -31,6 +40,8 @@ def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
         yield from _gossip_conflicts(config, strategy, uses)
     if isinstance(strategy, EASGD):
         yield from _easgd_conflicts(uses)
+    if isinstance(strategy, Hogwild):
+        yield from _hogwild_conflicts(uses)
     if isinstance(strategy, Async | Bounded) and strategy.dedicated and config.engine.recover:
         text = (
             "is true, but servers that do not train can not go on without a lost rank; leave it out"
@@ -87,6 +98,16 @@ def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
         elif codec.error_feedback and use.feedback != "none":
             text = f'is "{use.feedback}", but {again}, and a residual would add it up; use "none"'
             yield Mistake(use.feedback_path, text, place)
+
+
+def _hogwild_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
+    for use in uses:
+        if use.name != "none":
+            text = (
+                f'is "{use.name}", but strategy.name = "hogwild" sends nothing that it could make '
+                "smaller; leave it out"
+            )
+            yield Mistake((*use.path, "name"), text, (("strategy", "name"),))
 
 
 def _gossip_conflicts(

@@ -84,6 +84,18 @@ def test_what_supposes_a_mean_in_each_step_is_refused() -> None:
     assert "engine.recover" in str(refused.value)
 
 
+def test_what_sends_nothing_has_no_compressor() -> None:
+    rule = {"match": {"name": "*"}, "compressor": "int8"}
+    warmup = {"steps": 3, "compressor": "fp16"}
+    for beside, place in (
+        ({"compressor": "onebit"}, "compressor.name: "),
+        ({"rules": [rule]}, r"rules\[0\].compressor.name: "),
+        ({"warmup": warmup}, "warmup.compressor.name: "),
+    ):
+        with pytest.raises(ConfigError, match=f"{place}.*hogwild.*sends nothing"):
+            load_config({"strategy": "hogwild", **beside})
+
+
 def test_who_averages_parameters_goes_on_without_a_lost_rank() -> None:
     beside = {"engine": {"recover": True}}
     for name in ("local_sgd", "post_local_sgd", "diloco", "easgd", "gossip"):

@@ -18,16 +18,14 @@ TASKS = [("worker", 0), ("worker", 1), ("ps", 0)]
 
 def environments(told: str) -> list[dict[str, dict[str, str]]]:
     """Return what each process is told: its task, or its rank by the launcher."""
-    workers = [f"127.0.0.1:{free_port()}", "127.0.0.1:1"]
-    cluster = {"worker": workers, "ps": ["127.0.0.1:2"]}
+    cluster = json.loads(block_with(PAGE, "json", "cluster").code)["cluster"]
+    cluster["worker"][0] = f"127.0.0.1:{free_port()}"
     if told == "all":
         tasks = [{"type": kind, "index": index} for kind, index in TASKS]
         lines = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
         return [{"environment": {"TF_CONFIG": line}} for line in lines]
-    common = {"TF_CONFIG": json.dumps({"cluster": cluster})}
-    return [
-        {"environment": common | {"OMPI_COMM_WORLD_RANK": str(rank)}} for rank in range(len(TASKS))
-    ]
+    common = {"TF_CONFIG": json.dumps({"cluster": cluster}), "OMPI_COMM_WORLD_SIZE": "3"}
+    return [{"environment": common | {"OMPI_COMM_WORLD_RANK": str(rank)}} for rank in range(3)]
 
 
 @pytest.mark.ranks
@@ -35,7 +33,7 @@ def environments(told: str) -> list[dict[str, dict[str, str]]]:
 def test_a_cluster_specification_starts_roles(
     told: str, fresh: Callable[[int], Group], tmp_path: Path
 ) -> None:
-    script = block_with(PAGE, "python", "init_from_tf_config")
+    script = block_with(PAGE, "python", "role.strategy")
     how = {"folder": str(tmp_path), "code": [[script.place, script.code]], "deadline_s": 150}
     ranks = fresh(len(TASKS))
     *workers, server = ranks.run(run_page, per_rank=environments(told), **how)

@@ -49,6 +49,7 @@ def test_a_run_that_lost_a_worker_has_the_bits_of_one_that_did_not(
     # A short name, since it is part of those of sockets.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # only the loopback interface is used
         said = run_example("ray_train.py", tmp_path, timeout_s=300.0)
     # Ray takes a checkpoint up a moment after it was reported, and so may have missed the last one.
     found = re.search(r"^began at (?:20|40), loss ([\d.e-]+), ratio ([\d.]+)$", said, re.M)
