@@ -131,7 +131,6 @@ class NcclGroup:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self._batch: list[Callable[[], Any]] = []
         self._stream = Stream()
         self._carrier = ThreadPoolExecutor(1)
         self._aborted = False
@@ -151,19 +150,16 @@ class NcclGroup:
         inner = [on_cpu(tensor, share=True) for tensor in tensors]
         return self.give(lambda: self.group.allreduce(inner).wait())
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
-        inner = [on_cpu(tensor, share=True) for tensor in tensors]
-        self._batch.append(lambda: self.group.send(inner, peer, tag))
+    def _allgather_base(self, output: torch.Tensor, own: torch.Tensor) -> NcclWork:
+        inner = on_cpu(output, share=True)
+        sent = inner.chunk(self.size())[self.rank()]
+        return self.give(lambda: self.group._allgather_base(inner, sent.clone()).wait())
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
-        inner = [on_cpu(tensor, share=True) for tensor in tensors]
-        self._batch.append(lambda: self.group.recv(inner, peer, tag))
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        assert not self._batch
-
-    def _end_coalescing(self, device: torch.device) -> NcclWork:
-        calls, self._batch = self._batch, []
+    def alltoall(self, received: list[torch.Tensor], sent: list[torch.Tensor]) -> NcclWork:
+        calls = []
+        for call, buffers in ((self.group.recv, received), (self.group.send, sent)):
+            inner = [on_cpu(buffer, share=True) for buffer in buffers]
+            calls += [partial(call, [x], peer, 0) for peer, x in enumerate(inner) if x.numel()]
         return self.give(lambda: [work.wait() for work in [call() for call in calls]])
 
     def give(self, work: Callable[[], Any]) -> NcclWork:

@@ -79,11 +79,14 @@ class AllGather:
         payload: uint8; this rank's.
         incoming: A buffer of the round's capacity for each other rank's.
         scratch: Memory for payloads that travel together.
+        gathered: The memory of all payloads by rank, if they lie side by side on every rank; see
+            `compressa.collectives.base.Exchange`.
     """
 
     payload: torch.Tensor
     incoming: Mapping[int, torch.Tensor]
     scratch: Scratch
+    gathered: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,9 @@ class Estimated(Aggregator):
         self._scopes = ScopePayload(codec, layout.unit, scopes, world, feedback=None)
         self._own = [_part(scope, world, "ef21", Merge.SUM) for scope in scopes]
         self._mean = [_part(scope, world, "ef21_mean", Merge.FIRST) for scope in scopes]
-        self._payload = self._scopes.buffer()
-        self._incoming = {peer: self._scopes.buffer() for peer in world.peers}
+        self._gathered, buffers = self._scopes.buffers()
+        self._payload = buffers[world.rank]
+        self._incoming = {peer: buffers[peer] for peer in world.peers}
         self._scratch = Scratch(world.device)
 
     @property
@@ -67,7 +68,7 @@ class Estimated(Aggregator):
         for gradient, own in zip(gradients, self._own, strict=True):
             gradient.mul_(1.0 / context.loss_scale).sub_(own)
         sent = self._scopes.encode(gradients, context, self._payload)
-        everyone = yield AllGather(sent, self._incoming, self._scratch)
+        everyone = yield AllGather(sent, self._incoming, self._scratch, self._gathered)
         for sender in self._world.peers:
             self._scopes.check(everyone[sender], context, sender)
         for gradient in gradients:

@@ -38,8 +38,9 @@ class Gathered(Aggregator):
         self._scopes = ScopePayload(
             codec, layout.unit, whole_scopes(layout), world, feedback=feedback
         )
-        self._payload = self._sent = self._scopes.buffer()
-        self._incoming = {peer: self._scopes.buffer() for peer in world.peers}
+        self._gathered, buffers = self._scopes.buffers()
+        self._payload = self._sent = buffers[world.rank]
+        self._incoming = {peer: buffers[peer] for peer in world.peers}
         self._scratch = Scratch(world.device)
 
     @property
@@ -61,7 +62,7 @@ class Gathered(Aggregator):
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode, gather, decode and average."""
         self._sent = self._scopes.encode(gradients, context, self._payload)
-        everyone = yield AllGather(self._sent, self._incoming, self._scratch)
+        everyone = yield AllGather(self._sent, self._incoming, self._scratch, self._gathered)
         for sender in self._world.peers:
             self._scopes.check(everyone[sender], context, sender)
         payloads = list(map(everyone.__getitem__, range(self._world.size)))

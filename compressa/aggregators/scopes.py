@@ -27,6 +27,7 @@ from compressa.codecs.payload import (
 from compressa.errors import PayloadError
 
 _LENGTH_BYTES = 8
+_BESIDE_BYTES = 64  # payloads side by side begin where the widest vectors may
 _QUICK_ELEMS = 1 << 15  # a hand-over to a thread and back takes more than this of all ranks
 _QUICK_SCOPES = 4
 
@@ -93,6 +94,12 @@ class ScopePayload:
     def buffer(self) -> torch.Tensor:
         """Allocate a buffer for one payload, zeroed so that padding is."""
         return torch.zeros(self.wire_bytes, dtype=torch.uint8, device=self._world.device)
+
+    def buffers(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Allocate one for each rank's payload, side by side; return all memory, and each."""
+        size = self._world.size, -(-self.wire_bytes // _BESIDE_BYTES) * _BESIDE_BYTES
+        memory = torch.zeros(size, dtype=torch.uint8, device=self._world.device)
+        return memory.view(-1), [part[: self.wire_bytes] for part in memory.unbind()]
 
     def draw(
         self, scope: Scope, context: StepContext, *, owner: bool = False, rank: int = -1

@@ -73,6 +73,7 @@ def all_gather(
     incoming: Mapping[int, torch.Tensor],
     rank: int,
     scratch: Scratch,
+    gathered: torch.Tensor | None = None,
     *,
     exact: bool,
 ) -> Program[dict[int, torch.Tensor]]:
@@ -85,6 +86,7 @@ def all_gather(
             may have.
         rank: This rank.
         scratch: Memory for what travels joined.
+        gathered: The memory of all payloads, if they lie side by side on every rank.
         exact: Whether payloads fill their buffers.
 
     Returns:
@@ -92,6 +94,7 @@ def all_gather(
     """
     everyone = {rank: payload}
     capacity = next(iter(incoming.values())).numel() if incoming else 0
+    whole = gathered if exact and algorithm.hops is all_gather_direct.hops else None
     for hop in _hops(algorithm, rank, len(incoming) + 1):
         rooms, messages = {}, {}
         for peer, whose in hop.heard.items():
@@ -100,7 +103,7 @@ def all_gather(
         if hop.to:
             messages = dict.fromkeys(hop.to, _message(hop.sent, everyone, scratch))
         sizes = dict.fromkeys(hop.to, len(hop.sent) * capacity)
-        received = yield Exchange(messages, rooms, exact, sizes)
+        received = yield Exchange(messages, rooms, exact, sizes, gathered=whole)
         for peer, whose in hop.heard.items():
             message = received[peer]
             parts = (message,) if len(whose) == 1 else message.chunk(len(whose))

@@ -31,6 +31,9 @@ class Exchange:
             receives.
         grace_s: Seconds that it may take beyond the deadline; infinite where nothing is due yet,
             and it may wait for as long as its peers live.
+        gathered: Where all ranks send all others messages of one length, and say so alike: memory
+            for as many parts as there are ranks, of which `outgoing` and `incoming` are the fronts.
+            A transport may bring every rank's part to all instead.
     """
 
     outgoing: Mapping[int, torch.Tensor]
@@ -38,6 +41,7 @@ class Exchange:
     exact: bool = True
     capacity_bytes: Mapping[int, int] = field(default_factory=dict)
     grace_s: float = 0.0
+    gathered: torch.Tensor | None = None
     exchanges: ClassVar[int] = 1
 
     @property

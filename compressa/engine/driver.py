@@ -216,8 +216,11 @@ class Driver:
     def expired(self) -> CompressaError | None:
         """Return a `Timeout` if an exchange has waited for longer than the deadline; else None.
 
-        It names the ranks that are missing, or nobody where a backend's sum does not tell.
+        It names the ranks that are missing, or nobody where a backend's sum does not tell. Where
+        the transport is early, it alone knows when a device could have begun, and sees to that.
         """
+        if self._early:
+            return None
         now = self._now_s()
         for task in self._tasks:
             if task.deadline_from_s is not None and now - task.deadline_from_s > self._deadline_s:

@@ -114,7 +114,10 @@ class Transport(ABC):
 
     @property
     def early(self) -> bool:
-        """Whether results are reported before a device has them: each must `land` to be used."""
+        """Whether results are reported before a device has them: each must `land` to be used.
+
+        Such a transport keeps deadlines itself.
+        """
         return False
 
     def land(self, operation: Operation) -> None:  # noqa: B027 - only some are early

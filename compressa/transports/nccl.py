@@ -1,30 +1,34 @@
 """NcclTransport: exchanges between GPUs by NCCL, through a process group of torch's.
 
-Every exchange is one group of sends and receives between the buffers themselves. It is launched in
-an order that all ranks share, and waited for by a stream, not by a thread: an exchange is reported
-at once, and the stream on which buffers are used waits for it when it lands, and not before, so
-that what lands first does not wait for what was launched after it. A watchdog looks whether it
-comes to an end, so that a lost rank is found by the deadline; then the communicator is aborted, and
-the stream goes on.
+Every exchange is a group call of the buffers themselves. It is launched in an order that all ranks
+share, and waited for by a stream, not by a thread: an exchange is reported at once, and the stream
+on which buffers are used waits for it when it lands, and not before, so that what lands first does
+not wait for what was launched after it. A watchdog looks whether it comes to an end, so that a lost
+rank is found by the deadline; then the communicator is aborted, and the stream goes on.
 
-A message whose length only its sender knows is padded to what its receiver has room for, and
-begins with its length, which a watching thread reads.
+Equal messages to everybody that lie side by side go by NCCL's all-gather, sums by its all-reduce.
+Before messages whose length only their sender knows go their lengths (`nccl_lengths`); such an
+exchange is reported when they have come, and holds up what is launched after it until then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, PayloadError, Timeout, TransportError
-from compressa.transports.base import Done, Key, Traffic, Transport, call_failed
+from compressa.transports.base import Done, Key, Received, Traffic, Transport, call_failed
+from compressa.transports.in_order import InOrder
+from compressa.transports.nccl_group import NcclGroup
+from compressa.transports.nccl_lengths import Lengths, Messages
 from compressa.transports.reactor import Reactor
 from compressa.transports.setup import Setup
 from compressa.transports.watchdog import Watchdog
@@ -32,21 +36,21 @@ from compressa.transports.watcher import Watcher
 
 _ABORT_S = 5.0
 _WARM_UP_BYTES = 1 << 20  # small sums may go by other connections than large ones
-_LENGTH_BYTES = 16  # so that what follows begins where vectors of four floats may
 
 
-class _UnderWay(NamedTuple):
+@dataclass(eq=False)
+class _UnderWay:
     """What was launched.
 
     Attributes:
         operation: As it was reported.
-        buffers: Memory that NCCL uses.
         end: Comes after it.
+        buffers: Memory that NCCL uses.
     """
 
     operation: Operation
-    buffers: Sequence[torch.Tensor]
     end: torch.cuda.Event
+    buffers: list[torch.Tensor] = field(default_factory=list)
 
 
 class NcclTransport(Transport):
@@ -76,41 +80,40 @@ class NcclTransport(Transport):
         failed: Callable[[CompressaError], None],
         part: Callable[[float], None],
     ) -> None:
-        self.rank = group.rank()
-        self.size = group.size()
-        self.epoch = epoch
-        self._group: dist.ProcessGroup | None = group
+        self._group = NcclGroup(group, stream.device)
+        self.rank, self.size, self.epoch = self._group.rank, self._group.size, epoch
         self._stream = stream
         self._deadline_s = deadline_s
         self._failed = failed
         self._part = part
         self._watcher: Watcher | None = None
-        # Waits for all that NCCL does, and does nothing else but to read lengths.
-        self._ends = torch.cuda.Stream(stream.device)
+        self._order = InOrder()
+        # What is launched waits for what it needs, and not for what the stream was given since.
+        self._departures = torch.cuda.Stream(stream.device)
         self._under_way: dict[int, _UnderWay] = {}
         self._sent_bytes = 0
         self._messages = 0
-        self._lock = threading.Lock()
-        self._ending: threading.Thread | None = None
         self._error: CompressaError | None = None
-        self._watchdog = Watchdog(self._ends, deadline_s, self._expired, self._broke)
+        self._watchdog = Watchdog(self._group.ends, deadline_s, self._expired, self._broke)
         self._meet()
 
     def _meet(self) -> None:
         """Have NCCL connect all ranks now, while every rank is there.
 
-        It does so at the first call, and between two ranks at their first message, and takes its
-        time.
+        It does so at the first call of each kind, and between two ranks at their first message, and
+        takes its time.
         """
         try:
-            with torch.cuda.stream(self._stream), self._calling("the first calls, which connect"):
-                group = self._open_group()
+            with torch.cuda.stream(self._stream):
                 zeros = torch.zeros(_WARM_UP_BYTES // 4, device=self._stream.device)
-                self._end_with([group.allreduce([zeros])])
-                parts = zeros.view(torch.uint8)
-                outgoing = {peer: parts[16 * peer : 16 * peer + 16] for peer in self._peers}
+                parts = torch.zeros((self.size, 16), dtype=torch.uint8, device=self._stream.device)
+                outgoing = {peer: parts[peer] for peer in self._peers}
                 incoming = {peer: torch.empty_like(part) for peer, part in outgoing.items()}
-                self._send_and_receive(group, outgoing, incoming)
+                ready = self._stream.record_event()
+                with self._calling("the first calls, which connect", ready):
+                    self._group.all_reduce(zeros)
+                    self._group.exchange(outgoing, incoming)
+                    self._group.all_gather(parts.view(-1))
             if not self._watchdog.ended(self._deadline_s + _ABORT_S):
                 raise TransportError("NCCL's first calls did not end")
         except TransportError as error:
@@ -144,36 +147,26 @@ class NcclTransport(Transport):
         self._stream.wait_event(self._under_way.pop(id(operation)).end)
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
-        """Launch sends and receives in one group; see `Transport.exchange`.
+        """Launch an exchange in its turn; see `Transport.exchange`.
 
-        An exact exchange is reported in this call. Another is padded, and reported on the reactor's
-        thread when the lengths are known; with a `PayloadError` if one can not be.
+        An exact one is reported when it is launched: in this call, unless another holds it up. One
+        that is not exact is reported on the reactor's thread when its lengths have come; with a
+        `PayloadError` if one can not be, and then nothing more is launched.
         """
-        self._sent_bytes += exchange.outgoing_bytes
-        self._messages += len(exchange.outgoing)
-        name = f"stage {key.stage} of unit {key.unit}, step {key.step}"
+        what = f"stage {key.stage} of unit {key.unit}, step {key.step}"
         if exchange.exact:
-            if self._launch(name, exchange, exchange.outgoing, exchange.incoming, done):
-                done(dict(exchange.incoming))
-            return
-        outgoing = {p: _padded(b, exchange.capacity_bytes[p]) for p, b in exchange.outgoing.items()}
-        landed = {p: _room(buffer.numel(), buffer) for p, buffer in exchange.incoming.items()}
-        if self._launch(name, exchange, outgoing, landed, done):
-            self._when_lengths_known(landed, exchange.incoming, done)
+            self._add(what, exchange, self._exact_call(exchange), done, dict(exchange.incoming))
+        else:
+            lengths = Lengths(exchange, self.rank, self._stream.device)
+            ready = self._stream.record_event()
+            self._order.add(partial(self._begin, what, exchange, lengths, ready, done))
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Launch NCCL's own sum, and report it in this call; see `Transport.all_reduce`."""
+        """Launch NCCL's own sum in its turn, and report it then; see `Transport.all_reduce`."""
         tensor = operation.tensor
-        size_bytes = tensor.numel() * tensor.element_size()
-        self._sent_bytes += 2 * size_bytes * (self.size - 1) // self.size
-        try:
-            with self._calling("a sum of " + str(tensor.dtype)):
-                self._end_with([self._open_group().allreduce([tensor])])
-        except TransportError as error:
-            done(error)
-            return
-        self._keep(operation, [tensor])
-        done({})
+        sent_bytes = 2 * tensor.nbytes * (self.size - 1) // self.size
+        call = _Call(partial(self._group.all_reduce, tensor), [tensor], sent_bytes, 0)
+        self._add("a sum of " + str(tensor.dtype), operation, call, done, {})
 
     def missing(self, key: Key) -> Sequence[int]:
         """Return everyone else: a group call does not tell."""
@@ -181,7 +174,7 @@ class NcclTransport(Transport):
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes of messages, and what a ring must have sent for the sums."""
+        """Bytes of messages, with padding and lengths; for the rest what a ring must have sent."""
         return Traffic(self._sent_bytes, self._messages)
 
     def fail(self, error: CompressaError) -> None:
@@ -190,7 +183,7 @@ class NcclTransport(Transport):
         Waits up to 5 s for the abort. What the stream goes on with is rubbish.
         """
         self._watchdog.close()
-        self._abort()
+        self._group.abort(_ABORT_S)
 
     def close(self, timeout_s: float) -> None:
         """Let go of the communicator, once no rank needs it any more.
@@ -206,10 +199,10 @@ class NcclTransport(Transport):
             TransportError: NCCL does not let go within 5 s more.
         """
         end_s = time.monotonic() + timeout_s
-        if self._group is not None and self._watchdog.ended(timeout_s):
+        if not self._group.closed and self._watchdog.ended(timeout_s):
             self._part(max(0.0, end_s - time.monotonic()))
         self._watchdog.close()
-        ended = self._abort()
+        ended = self._group.abort(_ABORT_S)
         if self._watcher is not None:
             self._watcher.close(timeout_s)
         if not ended:
@@ -238,133 +231,117 @@ class NcclTransport(Transport):
         # First the reason: what the abort ends will report itself as failed.
         self._error = error
         self._failed(error)
-        self._abort()
-
-    def _abort(self) -> bool:
-        """Abort what is under way, once, whoever asks first; return whether it is over."""
-        with self._lock:
-            group, self._group = self._group, None
-            if group is not None:
-                # It waits for NCCL, which may be past helping.
-                self._ending = threading.Thread(
-                    target=_end, args=(group,), name="compressa-abort", daemon=True
-                )
-                self._ending.start()
-            ending = self._ending
-        assert ending is not None
-        ending.join(_ABORT_S)
-        return not ending.is_alive()
-
-    def _open_group(self) -> dist.ProcessGroup:
-        group = self._group
-        if group is None:
-            raise TransportError("the transport is closed")
-        return group
+        self._group.abort(_ABORT_S)
 
     @contextlib.contextmanager
-    def _calling(self, what: str) -> Iterator[None]:
+    def _calling(self, what: str, ready: torch.cuda.Event) -> Iterator[None]:
         """Have the watchdog watch what is called; raise TransportError if NCCL fails."""
         try:
-            with self._watchdog.watching(what):
+            with self._watchdog.watching(what, ready):
                 yield
         except RuntimeError as error:
             raise call_failed("NCCL", error) from error
 
-    def _launch(
-        self,
-        name: str,
-        exchange: Exchange,
-        outgoing: Mapping[int, torch.Tensor],
-        incoming: Mapping[int, torch.Tensor],
-        done: Done,
+    def _exact_call(self, exchange: Exchange) -> _Call:
+        parts = exchange.gathered
+        if parts is None:
+            return self._call_of(Messages(exchange.outgoing, exchange.incoming))
+        sent_bytes = parts.numel() * (self.size - 1) // self.size
+        return _Call(partial(self._group.all_gather, parts), [parts], sent_bytes, self.size - 1)
+
+    def _call_of(self, messages: Messages) -> _Call:
+        buffers = [*messages.outgoing.values(), *messages.incoming.values()]
+        sizes = [size for buffer in messages.outgoing.values() if (size := buffer.numel())]
+        call = partial(self._group.exchange, *messages)
+        return _Call(call, buffers, sum(sizes), len(sizes))
+
+    def _add(
+        self, what: str, operation: Operation, call: _Call, done: Done, result: Received
+    ) -> None:
+        """Launch a call in its turn, which is all of an operation."""
+        ready = self._stream.record_event()
+
+        def launch() -> bool:
+            launched = self._launch(what, operation, call, ready, done)
+            if launched:
+                done(result)
+            return launched
+
+        self._order.add(launch)
+
+    def _begin(
+        self, what: str, exchange: Exchange, lengths: Lengths, ready: torch.cuda.Event, done: Done
     ) -> bool:
-        """Launch one group of sends and receives; return whether that went well."""
+        """Launch what can be launched before the lengths are known; return whether that is all."""
+        launch = partial(self._launch, what, exchange, ready=ready, done=done)
+        if not launch(self._call_of(lengths.told)):
+            return False
+        with torch.cuda.stream(self._group.ends):
+            known = lengths.fetch()
+
+        def finish(received: Received) -> bool:
+            launched = launch(self._call_of(lengths.rest(received)))
+            if launched:
+                done(received)
+            return launched
+
+        def go_on() -> None:
+            try:
+                received = lengths.received()
+            except PayloadError as error:
+                done(error)
+                return
+            if lengths.held:
+                self._order.resume(partial(finish, received))
+            else:
+                done(received)
+
+        if not launch(self._call_of(lengths.padded)):
+            return False
+        if not exchange.incoming:
+            return finish({})
+        assert self._watcher is not None, "attach comes first"
+        self._watcher.when(known, go_on)
+        return not lengths.held
+
+    def _launch(
+        self, what: str, operation: Operation, call: _Call, ready: torch.cuda.Event, done: Done
+    ) -> bool:
+        """Make a call, which the GPU begins when it has come to `ready`; return whether it could.
+
+        Its memory was allocated for a stream that does not wait for NCCL before it lands, and may
+        not be given to others on it: not even after a failure, when an abort may not have helped.
+        """
         try:
-            with self._calling(name):
-                self._send_and_receive(self._open_group(), outgoing, incoming)
+            with torch.cuda.stream(self._departures), self._calling(what, ready):
+                self._departures.wait_event(ready)
+                call.launch()
         except TransportError as error:
             done(error)
             return False
-        self._keep(exchange, [*outgoing.values(), *incoming.values()])
+        self._sent_bytes += call.sent_bytes
+        self._messages += call.messages
+        end = self._group.ends.record_event()
+        kept = self._under_way.setdefault(id(operation), _UnderWay(operation, end))
+        kept.end = end
+        kept.buffers += call.buffers
         return True
 
-    def _send_and_receive(
-        self,
-        group: dist.ProcessGroup,
-        outgoing: Mapping[int, torch.Tensor],
-        incoming: Mapping[int, torch.Tensor],
-    ) -> None:
-        # In the same order on both sides: a pair of ranks matches messages by their order.
-        calls: list[tuple[Any, int, torch.Tensor]] = []
-        calls += [(group.recv, *item) for item in incoming.items() if item[1].numel()]
-        calls += [(group.send, *item) for item in outgoing.items() if item[1].numel()]
-        if not calls:
-            return
-        group._start_coalescing(self._stream.device)
-        for call, peer, buffer in calls:
-            call([buffer], peer, 0)
-        self._end_with([group._end_coalescing(self._stream.device)])
 
-    def _end_with(self, works: Sequence[Any]) -> None:
-        """Have what comes next on the stream of ends come after these, too."""
-        with torch.cuda.stream(self._ends):
-            for work in works:
-                work.wait()  # the stream does
+class _Call(NamedTuple):
+    """A group call, and what it is known for.
 
-    def _keep(self, operation: Operation, buffers: Sequence[torch.Tensor]) -> None:
-        """Note what is under way, until it lands.
+    Attributes:
+        launch: Makes it.
+        buffers: Memory that it uses.
+        sent_bytes: What this rank sends, or must send by a ring.
+        messages: In how many messages.
+    """
 
-        Its memory was allocated for a stream that does not wait for NCCL before, and may not be
-        given to others on it: not even after a failure, when an abort may not have helped.
-        """
-        self._under_way[id(operation)] = _UnderWay(operation, buffers, self._ends.record_event())
-
-    def _when_lengths_known(
-        self, landed: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], done: Done
-    ) -> None:
-        """Bring what has landed to its buffers, as much as was sent."""
-        assert self._watcher is not None, "attach comes first"
-        heads = torch.empty(len(landed), dtype=torch.int64, pin_memory=True)
-        event = torch.cuda.Event(blocking=True)
-        with torch.cuda.stream(self._ends):
-            for head, room in zip(heads.split(1), landed.values(), strict=True):
-                head.copy_(room[:8].view(torch.int64), non_blocking=True)
-            event.record(self._ends)
-
-        def bring() -> None:
-            self._stream.wait_event(event)  # which it has reached
-            received = {}
-            for (peer, room), length in zip(landed.items(), heads.tolist(), strict=True):
-                buffer = incoming[peer]
-                if not 0 <= length <= buffer.numel():
-                    done(_wrong_length(peer, length, buffer.numel()))
-                    return
-                received[peer] = buffer[:length]
-                received[peer].copy_(room[_LENGTH_BYTES : _LENGTH_BYTES + length])
-            done(received)
-
-        self._watcher.when(event, bring)
-
-
-def _end(group: dist.ProcessGroup) -> None:
-    with contextlib.suppress(RuntimeError):
-        group.abort()
-
-
-def _room(size_bytes: int, like: torch.Tensor) -> torch.Tensor:
-    return like.new_empty(_LENGTH_BYTES + size_bytes)
-
-
-def _padded(data: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """A message as long as its receiver expects it, its length first."""
-    room = _room(size_bytes, data)
-    room[:8].view(torch.int64).fill_(data.numel())
-    room[_LENGTH_BYTES : _LENGTH_BYTES + data.numel()].copy_(data)
-    return room
-
-
-def _wrong_length(peer: int, length: int, most: int) -> PayloadError:
-    return PayloadError(f"rank {peer} says that it sent {length} bytes, of at most {most}")
+    launch: Callable[[], None]
+    buffers: Sequence[torch.Tensor]
+    sent_bytes: int
+    messages: int
 
 
 def open_nccl(setup: Setup) -> NcclTransport:

@@ -17,11 +17,23 @@ _PAUSE_S = 0.001
 
 @dataclass
 class _Launch:
-    """A call, and the event that comes after what it gave to the GPU: None while it runs."""
+    """A call, and what it gave to the GPU.
+
+    Attributes:
+        what: The call, for people.
+        ready: The GPU can begin when it has come to this, and has done what was launched before.
+        since_s: When it was seen to be so; None before.
+        event: Comes after what it gave to the GPU; None while it runs.
+    """
 
     what: str
-    since_s: float
+    ready: torch.cuda.Event
+    since_s: float | None = None
     event: torch.cuda.Event | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.event is not None and self.event.query()
 
 
 class Watchdog:
@@ -32,7 +44,8 @@ class Watchdog:
 
     Args:
         stream: Comes after what calls give to the GPU.
-        deadline_s: How long a call and its work may take.
+        deadline_s: How long a call and its work may take from when they could have begun: not from
+            the launch, as what a GPU was given before may take its time.
         expired: Called once, on the watchdog's thread, with the first call that took longer.
         broke: Called once, instead of `expired`, with an error that the GPU has reported.
     """
@@ -57,15 +70,16 @@ class Watchdog:
         self._thread.start()
 
     @contextmanager
-    def watching(self, what: str) -> Iterator[None]:
+    def watching(self, what: str, ready: torch.cuda.Event) -> Iterator[None]:
         """Note a call, and what it gives to the GPU. Only one thread makes calls.
 
         What fails with an error counts as ended.
 
         Args:
             what: The call, for `expired`.
+            ready: Recorded already; comes before what the call gives to the GPU.
         """
-        launch = _Launch(what, time.monotonic())
+        launch = _Launch(what, ready)
         with self._lock:
             self._launches.append(launch)
         try:
@@ -106,21 +120,28 @@ class Watchdog:
         while not self._closing.wait(_TICK_S):
             try:
                 first = self._first()
+                late = first is not None and self._late(first)
             except RuntimeError as error:  # of any work on the GPU, which is told here
                 self._over = True
                 self._broke(error)
                 return
-            if first is not None and time.monotonic() - first.since_s > self._deadline_s:
+            if first is not None and late:
                 self._over = True
                 self._expired(first.what)
                 return
+
+    def _late(self, first: _Launch) -> bool:
+        """Whether the first call has had its time; what was launched before it has ended."""
+        if first.since_s is None and first.ready.query():
+            first.since_s = time.monotonic()
+        return first.since_s is not None and time.monotonic() - first.since_s > self._deadline_s
 
     def _first(self) -> _Launch | None:
         """The first call that has not ended."""
         with self._lock:
             while self._launches:
                 first = self._launches[0]
-                if first.event is None or not first.event.query():
+                if not first.ended:
                     return first
                 self._launches.popleft()
         return None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -217,6 +218,16 @@ def test_what_was_reported_early_lands_when_all_before_it_was_computed(
     assert landed[1] is both[0]
     bench.driver.fail(over := StateError("over"))
     assert bench.ends == {0: over, 1: error}
+
+
+def test_an_early_transport_sees_to_deadlines_itself() -> None:
+    bench = Bench(early=True, deadline_s=10.0)
+    with mock.patch.object(EarlyTransport, "exchange", SilentTransport.exchange):
+        bench.driver.follow(Plan(((4, 0),)), [(4, 0)])
+        bench.start(4, exchanges(1))
+    bench.now_s = 11.0
+    assert bench.driver.expired() is None
+    assert [wait.seconds for wait in bench.driver.waits()] == [11.0]
 
 
 def test_deadline_names_whom_this_rank_waits_for() -> None:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
+from emulated_nccl import Twin
 from emulated_streams import DEVICE, Event, current_stream
 from emulated_torch import emulated_torch, on_cpu, on_gpu
 from engines import engine_over
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_transports_nccl import OneRank, Work
 from torch import nn
 
-from compressa.codecs import Int8, NoCompression, TopK
+from compressa.codecs import DGC, AdaComp, Int8, NoCompression, SIDCo, Threshold, TopK
 from compressa.compressor import Compressor
 from compressa.config import load_config, parameter_infos
 from compressa.engine.device_stream import CudaDeviceStream, Ticket
+from compressa.transports import nccl_lengths
 from compressa.transports.nccl import NcclTransport
 
 NAMES = ["0.weight", "1.weight", "2.weight", "3.weight"]
-CALLS_TO_MEET = 2
+CALLS_TO_MEET = 3
 COMPRESSORS: list[tuple[Compressor, dict[str, Any]]] = [
     (NoCompression(), {"algorithm": "backend"}),
     (Int8(), {"kind": "all_gather"}),
@@ -31,15 +34,12 @@ COMPRESSORS: list[tuple[Compressor, dict[str, Any]]] = [
 ]
 
 
-class Twins(OneRank):
-    """A group of two ranks that have the same gradients; this is the first."""
-
-    def size(self) -> int:
-        return 2
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> Work:
-        inner = [on_cpu(tensor, share=True) for tensor in tensors]
-        return self._give(lambda: [tensor.mul_(2) for tensor in inner])
+VARYING: dict[str, Compressor] = {
+    "threshold": Threshold(threshold=2.5, unit="rms", max_density=0.5),
+    "dgc": DGC(density=0.1),
+    "sidco": SIDCo(density=0.1),
+    "adacomp": AdaComp(bin_elems=64, max_density=0.9),
+}
 
 
 class Training:
@@ -49,7 +49,7 @@ class Training:
         sizes = {"unit_bytes": 4096, "unit_payload_bytes": 64, "unit_dense_bytes": 4096}
         config = load_config({"compressor": "none", "exchange": {**exchange, **sizes}})
         net = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in NAMES))
-        device_stream, self.group = CudaDeviceStream(DEVICE), Twins()
+        device_stream, self.group = CudaDeviceStream(DEVICE), Twin()
         transport = NcclTransport(
             self.group, 1, device_stream.stream, 60.0, lambda error: None, lambda seconds: None
         )
@@ -112,3 +112,28 @@ def test_a_gradient_is_not_waited_for_behind_one_that_is_launched_later(
             assert training.has_come(tickets[name])
             if isinstance(case[0], NoCompression):
                 assert torch.equal(on_cpu(training.gradients[name]), values)
+
+
+def trained(compressor: Compressor, padded_bytes: int) -> tuple[list[torch.Tensor], int, list[int]]:
+    """Return the gradients after a step, what was sent, and how long each payload was."""
+    with (
+        mock.patch.object(nccl_lengths, "PADDED_BYTES", padded_bytes),
+        training_with(compressor, {"kind": "all_gather"}) as training,
+    ):
+        training.engine.wait(list(training.submit(NAMES).values()))
+        current_stream().synchronize()
+        gathered: list[Any] = [unit.aggregator for unit in training.engine._phase.units]
+        lengths = [own._sent.numel() for own in gathered]
+        assert all(own._payload.numel() > n for own, n in zip(gathered, lengths, strict=True))
+        results = [on_cpu(gradient) for gradient in training.gradients.values()]
+        return results, training.engine.stats().sent_bytes, lengths
+
+
+@pytest.mark.parametrize("compressor", VARYING.values(), ids=VARYING)
+def test_payloads_of_varying_length_cost_what_they_are_long(compressor: Compressor) -> None:
+    results, sent_bytes, lengths = trained(compressor, 0)
+    assert sent_bytes == sum(lengths) + 8 * len(lengths)
+    same, padded_bytes, as_long = trained(compressor, 1 << 20)
+    assert as_long == lengths
+    assert padded_bytes > sent_bytes
+    assert all(map(torch.equal, results, same))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,8 @@ from unittest import mock
 import pytest
 import torch
 from _until import until
-from emulated_streams import DEVICE, UNFINISHED, Event, Stream, current_stream
+from emulated_nccl import Fabric, OneOf
+from emulated_streams import DEVICE, UNFINISHED, Event, current_stream
 from emulated_torch import emulated_torch, on_cpu, on_gpu
 
 from compressa.collectives.base import BackendAllReduce, Exchange
@@ -23,79 +25,7 @@ KEY = Key(3, 1, 0)
 ONES = torch.ones(4, dtype=torch.uint8)
 
 
-class Work:
-    """What a stream of NCCL's own was given, after what the current one was given before."""
-
-    def __init__(self, stream: Stream, *work: Any) -> None:
-        stream.wait_event(current_stream().record_event())
-        for each in work:
-            stream.give(each)
-        self._end = stream.record_event()
-
-    def wait(self) -> None:
-        current_stream().wait_event(self._end)
-
-
-class OneRank:
-    """A group of one that sends to itself, after changing what `corrupt` says."""
-
-    def __init__(self) -> None:
-        self.aborts = 0
-        self.ended = threading.Event()
-        self.corrupt: Any = lambda tensor: None
-        self.held: set[int] = set()
-        self.calls = 0
-        self._stream: Any = None
-        self._sends: list[torch.Tensor] = []
-        self._receives: list[torch.Tensor] = []
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 1
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> Work:
-        if self.aborts:
-            raise RuntimeError("NCCL communicator was aborted\nmore")
-        return self._give(lambda: None)
-
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
-        self._sends += [on_cpu(tensor, share=True) for tensor in tensors]
-
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
-        self._receives += [on_cpu(tensor, share=True) for tensor in tensors]
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        self._sends, self._receives = [], []
-
-    def _end_coalescing(self, device: torch.device) -> Work:
-        pairs = list(zip(self._sends, self._receives, strict=True))
-        assert all(s.numel() == t.numel() for s, t in pairs), "NCCL would wait for ever"
-
-        def carry() -> None:
-            for source, target in pairs:
-                self.corrupt(target.copy_(source))
-
-        return self._give(carry)
-
-    def _give(self, work: Any) -> Work:
-        """Have work done in order; calls whose number is in `held` hold up all that follow."""
-        self._stream = self._stream or Stream(eager=False)
-        number, self.calls = self.calls, self.calls + 1
-        return Work(self._stream, lambda: UNFINISHED if number in self.held else None, work)
-
-    def abort(self) -> None:
-        self.aborts += 1
-        self.ended.set()
-
-    def hang(self, *arguments: Any) -> None:
-        """As a call whose peer is lost."""
-        assert self.ended.wait(10.0), "nobody has aborted it"
-        raise RuntimeError("NCCL communicator was aborted")
-
-
-class MultiTensor:
+class AtOnce:
     """In place of a watcher's thread."""
 
     def __init__(self, post: Any, device: torch.device) -> None:
@@ -110,9 +40,9 @@ class MultiTensor:
 
 
 @pytest.fixture
-def group() -> Iterator[OneRank]:
-    with emulated_torch(), mock.patch("compressa.transports.nccl.Watcher", MultiTensor):
-        yield OneRank()
+def group() -> Iterator[OneOf]:
+    with emulated_torch(), mock.patch("compressa.transports.nccl.Watcher", AtOnce):
+        yield Fabric(1).ranks[0]
 
 
 class Owner:
@@ -150,7 +80,7 @@ def no_thread_stays() -> Iterator[None]:
 
 
 @pytest.fixture
-def transport(group: OneRank, owner: Owner) -> Iterator[NcclTransport]:
+def transport(group: OneOf, owner: Owner) -> Iterator[NcclTransport]:
     made = owner.transport(group)
     yield made
     made.close(1.0)
@@ -177,19 +107,19 @@ def test_messages_of_unknown_length_are_padded_and_cut(transport: NcclTransport,
 
 @pytest.mark.parametrize("length", [-1, 41, 2**62])
 def test_a_length_that_does_not_fit_is_refused(
-    group: OneRank, transport: NcclTransport, length: int
+    group: OneOf, transport: NcclTransport, length: int
 ) -> None:
-    group.corrupt = lambda room: room[:8].view(torch.int64).fill_(length)
+    group.fabric.corrupt = lambda told: told.view(torch.int64).fill_(length)
     error = to_itself(transport, torch.ones(3, dtype=torch.uint8), 40, exact=False)
     assert isinstance(error, PayloadError)
     assert f"sent {length} bytes, of at most 40" in str(error)
 
 
-def test_what_does_not_end_on_the_gpu_is_found_and_aborted(group: OneRank, owner: Owner) -> None:
+def test_what_does_not_end_on_the_gpu_is_found_and_aborted(group: OneOf, owner: Owner) -> None:
     transport = owner.transport(group, deadline_s=0.1)
-    with mock.patch.object(Event, "query", return_value=False):
-        assert to_itself(transport, ONES, 4, exact=True)
-        error = owner.error()
+    group.held = {group.calls}
+    assert to_itself(transport, ONES, 4, exact=True)
+    error = owner.error()
     assert isinstance(error, Timeout)
     assert "stage 0 of unit 1, step 3" in str(error)
     assert group.ended.wait(5.0)
@@ -200,16 +130,35 @@ def test_what_does_not_end_on_the_gpu_is_found_and_aborted(group: OneRank, owner
     assert not owner.parted, "nobody has to wait for what is aborted"
 
 
-def test_a_call_that_does_not_return_is_found_and_ended(group: OneRank, owner: Owner) -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_deadline_counts_from_when_the_gpu_could_have_begun(
+    group: OneOf, owner: Owner, ends: bool
+) -> None:
+    transport, computing = owner.transport(group, deadline_s=0.1), [True]
+    current_stream().give(lambda: UNFINISHED if computing else None)
+    group.held = set() if ends else {group.calls}
+    transport.exchange(KEY, Exchange({0: on_gpu(ONES)}, {0: on_gpu(ONES)}), 0, lambda result: None)
+    time.sleep(0.8)  # three ticks of the watchdog
+    assert not owner.errors, "it was not its turn"
+    computing.clear()
+    if ends:
+        time.sleep(0.8)
+        assert not owner.errors
+    else:
+        assert isinstance(owner.error(), Timeout)
+    transport.close(1.0)
+
+
+def test_a_call_that_does_not_return_is_found_and_ended(group: OneOf, owner: Owner) -> None:
     transport = owner.transport(group, deadline_s=0.1)
-    with mock.patch.object(group, "recv", group.hang):
+    with mock.patch.object(group, "alltoall", group.hang):
         refused = to_itself(transport, ONES, 4, exact=True)
     assert isinstance(refused, TransportError)
     assert isinstance(owner.error(), Timeout)
     transport.close(1.0)
 
 
-def test_ranks_that_do_not_meet_are_told_so_in_time(group: OneRank, owner: Owner) -> None:
+def test_ranks_that_do_not_meet_are_told_so_in_time(group: OneOf, owner: Owner) -> None:
     with (
         mock.patch.object(group, "allreduce", group.hang),
         pytest.raises(Timeout, match=r"waited 0\.1 s for NCCL in the first calls, which connect"),
@@ -218,7 +167,7 @@ def test_ranks_that_do_not_meet_are_told_so_in_time(group: OneRank, owner: Owner
     assert group.aborts == 1
 
 
-def test_an_error_of_the_gpu_ends_the_transport(group: OneRank, owner: Owner) -> None:
+def test_an_error_of_the_gpu_ends_the_transport(group: OneOf, owner: Owner) -> None:
     def query(event: Event) -> bool:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
@@ -235,7 +184,7 @@ def test_an_error_of_the_gpu_ends_the_transport(group: OneRank, owner: Owner) ->
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_an_abort_that_fails_or_hangs_holds_nobody_up(
-    group: OneRank, owner: Owner, hangs: bool
+    group: OneOf, owner: Owner, hangs: bool
 ) -> None:
     def fails() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -254,7 +203,7 @@ def test_an_abort_that_fails_or_hangs_holds_nobody_up(
 
 
 def test_a_transport_is_closed_when_all_ranks_have_done_their_part(
-    group: OneRank, owner: Owner
+    group: OneOf, owner: Owner
 ) -> None:
     def part(seconds: float) -> None:
         assert not group.aborts
@@ -271,7 +220,7 @@ def test_a_transport_is_closed_when_all_ranks_have_done_their_part(
     assert not owner.errors
 
 
-def test_an_error_of_nccl_is_one_of_the_transport(group: OneRank, transport: NcclTransport) -> None:
+def test_an_error_of_nccl_is_one_of_the_transport(group: OneOf, transport: NcclTransport) -> None:
     results: list[Any] = []
     group.aborts = 1
     transport.all_reduce(BackendAllReduce(on_gpu(torch.ones(3))), results.append)
@@ -280,7 +229,7 @@ def test_an_error_of_nccl_is_one_of_the_transport(group: OneRank, transport: Ncc
 
 
 def test_a_stream_waits_for_what_lands_and_its_memory_is_kept_until_then(
-    group: OneRank, transport: NcclTransport
+    group: OneOf, transport: NcclTransport
 ) -> None:
     group.held = {group.calls}
     results: list[Any] = []
