@@ -79,8 +79,7 @@ class AllGather:
         payload: uint8; this rank's.
         incoming: A buffer of the round's capacity for each other rank's.
         scratch: Memory for payloads that travel together.
-        gathered: The memory of all payloads by rank, if they lie side by side on every rank; see
-            `compressa.collectives.base.Exchange`.
+        gathered: Memory of all payloads by rank, if they lie side by side on every rank.
     """
 
     payload: torch.Tensor
