@@ -184,9 +184,11 @@ class CudaDeviceStream(DeviceStream):
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
         """Record an event on the caller's current stream; see `DeviceStream.mark`.
 
-        torch's allocator is told that this stream uses the tensors' memory, too.
+        torch's allocator is told that this stream uses the tensors' memory, too: once for each
+        storage, of which a bucket has one.
         """
-        for tensor in tensors:
+        stored = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+        for tensor in stored.values():
             tensor.record_stream(self.stream)
         event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
         return event

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from compressa.kernels import KernelUnavailable
 from emulated_streams import DEVICE
-from emulated_torch import emulated_torch, on_cpu, on_gpu
+from emulated_torch import CudaTensor, emulated_torch, on_cpu, on_gpu
 from engines import engine_over
 from torch import nn
 
@@ -161,3 +161,17 @@ def test_what_is_not_ours_can_not_be_paced() -> None:
     paced = {"exchange": {"algorithm": "backend"}, "schedule": {"pace_bits_per_s": 1e8}}
     with pytest.raises(ConfigError, match="no backend can be paced"):
         load_config(paced)
+
+
+def test_the_allocator_is_told_once_of_each_storage(gpu: None) -> None:
+    stream, told = CudaDeviceStream(DEVICE), []
+    bucket, alone = on_gpu(torch.ones(6)), on_gpu(torch.ones(2))
+
+    def record(tensor: torch.Tensor, stream: Any) -> None:
+        told.append((tensor.untyped_storage().data_ptr(), stream))
+
+    with mock.patch.object(CudaTensor, "record_stream", record):
+        stream.mark([bucket[:2], alone, bucket[2:4], bucket[4:]])
+    due = {(x.untyped_storage().data_ptr(), stream.stream) for x in (bucket, alone)}
+    assert set(told) == due
+    assert len(told) == 2
