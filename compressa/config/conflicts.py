@@ -175,6 +175,15 @@ def _entropy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
     missing = missing_library()
     if missing:
         yield Mistake(place, f"is {level}, but {missing}")
+    transport = config.exchange.transport
+    if all(row.device for row in meant(transport)):
+        yield Mistake(
+            place,
+            f'is {level}, but exchange.transport = "{transport}" moves payloads from GPU to GPU, '
+            "and they are coded in the host's memory, at less than 1 GB a second; "
+            f'"{USUAL}" fills every network on which that pays: use "{USUAL}", or 0',
+            (_TRANSPORT,),
+        )
     codecs = (use.compressor for use in uses if isinstance(use.compressor, Codec))
     if not any(can_shorten(codec, config.exchange.kind) for codec in codecs):
         names = ", ".join(dict.fromkeys(use.name for use in uses))

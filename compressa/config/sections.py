@@ -190,8 +190,8 @@ class Exchange(Section):
     entropy_level: Annotated[int, Ge(0), Le(MOST_LEVEL)] = Field(
         default=0,
         description="Level at which Zstandard shortens the payloads of codecs, without loss, where "
-        "they are not summed on the way; 0: not at all, 1: fastest. Pays on slow links, and needs "
-        "the library zstandard: pip install 'compressa[entropy]'.",
+        "they are not summed on the way; 0: not at all, 1: fastest. Pays on slow links, not with "
+        "transport nccl, and needs the library zstandard: pip install 'compressa[entropy]'.",
     )
     chunk_bytes: WireBytes | None = Field(
         default=None,

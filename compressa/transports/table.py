@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 AUTO_SUMMARY = (
-    "nccl if gradients are on GPUs, the model's process group is NCCL's and nothing is paced or "
-    "authenticated, else tcp"
+    "nccl if gradients are on GPUs, the model's process group is NCCL's and nothing is paced, "
+    "authenticated or coded by entropy, else tcp"
 )
 USUAL = "tcp"
 """The transport that goes with every device and every setting."""

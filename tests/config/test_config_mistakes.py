@@ -218,6 +218,8 @@ exchange = {authenticate = true, secret_file = "s", transport = "mpi"}
   exchange.authenticate: is set, but exchange.transport = "mpi" sends what has no
 exchange = {authenticate = true, secret_file = "s", transport = "nccl"}
   exchange.authenticate: is set, but exchange.transport = "nccl" sends what has no
+exchange = {entropy_level = 1, transport = "nccl"}
+  exchange.entropy_level: is 1, but exchange.transport = "nccl" moves payloads from GPU to GPU
 exchange = {authenticate = true, secret_file = "s", transport = "gloo-group"}
   exchange.authenticate: is set, but exchange.transport = "gloo-group" sends what has no
 exchange = {authenticate = true, secret_file = "s", algorithm = "backend"}

@@ -129,12 +129,14 @@ def test_transports_are_chosen_by_device_and_process_group(
     group: Any = SimpleNamespace(size=lambda: 2)
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     paced = load_config({"schedule": {"pace_bits_per_s": 1e8}})
+    coded = load_config({"compressor": "int4", "exchange": {"entropy_level": 1}})
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     with mock.patch("torch.distributed.get_backend_config", return_value="cpu:gloo,cuda:nccl"):
         assert choose_transport(Config(), group, gpu) == "nccl"
         assert choose_transport(Config(), group, cpu) == "tcp"
         assert choose_transport(paced, group, gpu) == "tcp"
+        assert choose_transport(coded, group, gpu) == "tcp"
     with mock.patch("torch.distributed.get_backend_config", return_value="cpu:gloo,cuda:gloo"):
         assert choose_transport(Config(), group, gpu) == "tcp"
     wanted = load_config({"exchange": {"transport": "nccl"}})

@@ -74,6 +74,8 @@ def _fits(row: Entry, config: Config, group: dist.ProcessGroup, device: torch.de
         return False
     if row.device and f"{row.device}:{row.backend}" not in dist.get_backend_config(group):
         return False  # whoever made the model's group did not want that backend there
+    if row.device and config.exchange.entropy_level:
+        return False  # payloads go by way of the host then
     if config.schedule.pace_bits_per_s is not None and not row.paced:
         return False
     return row.authenticated or not config.exchange.authenticate
