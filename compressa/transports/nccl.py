@@ -14,10 +14,12 @@ exchange is reported when they have come, and holds up what is launched after it
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -35,6 +37,7 @@ from compressa.transports.watchdog import Watchdog
 from compressa.transports.watcher import Watcher
 
 _ABORT_S = 5.0
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _WARM_UP_BYTES = 1 << 20  # small sums may go by other connections than large ones
 
 
@@ -328,6 +331,20 @@ class NcclTransport(Transport):
         return True
 
 
+@cache
+def _warn_of_one_queue() -> None:
+    """Say what can happen to two communicators whose kernels wait in one queue."""
+    if os.environ.get(_QUEUES) == "1":
+        text = (
+            f"{_QUEUES} is 1: kernels of all streams wait in one queue. An exchange by NCCL and a "
+            "collective of the model's own (SyncBatchNorm, find_unused_parameters, tensor "
+            "parallelism), which ranks may launch in different orders, can then wait for each "
+            'other for ever. Unset it, or use exchange.transport = "tcp"; docs/guides/gpu.md says '
+            "more"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
 class _Call(NamedTuple):
     """A group call, and what it is known for.
 
@@ -347,10 +364,13 @@ class _Call(NamedTuple):
 def open_nccl(setup: Setup) -> NcclTransport:
     """Have NCCL connect all ranks; see `Entry.open`. The setup must have a stream.
 
+    Warns, once, where the GPU has one queue for all streams.
+
     Raises:
         TransportError: The ranks did not meet within `deadline_s`.
     """
     assert setup.stream is not None, "the engine works on a GPU"
+    _warn_of_one_queue()
     return NcclTransport(
         setup.group, setup.settings.epoch, setup.stream, setup.deadline_s, setup.failed, setup.part
     )

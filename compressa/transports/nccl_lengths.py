@@ -2,9 +2,9 @@
 
 NCCL carries what both ends know the length of. So each rank first tells its peers how long their
 messages are, 8 bytes each; the host waits for what it is told, and then messages are sent in
-their length. That costs a latency of the network and a wait of the host (some 0.1 ms together),
-in which nothing else can be launched: all ranks launch in one order, and which lengths come first
-differs from rank to rank.
+their length. That costs a latency of the network and a wait of the host, by estimate 0.1 ms
+together, in which nothing else can be launched: all ranks launch in one order, and which lengths
+come first differs from rank to rank.
 
 A message of at most `PADDED_BYTES` saves less than that. It follows its length at once, padded to
 what its receiver has room for, and holds nothing up. Both ends know how much room there is, so

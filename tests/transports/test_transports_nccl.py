@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from emulated_torch import emulated_torch, on_cpu, on_gpu
 
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import PayloadError, Timeout, TransportError
+from compressa.transports import nccl
 from compressa.transports.base import Key
 from compressa.transports.nccl import NcclTransport
 
@@ -218,6 +220,24 @@ def test_a_transport_is_closed_when_all_ranks_have_done_their_part(
     transport.close(1.0)
     assert len(owner.parted) == group.aborts == 1
     assert not owner.errors
+
+
+@pytest.mark.parametrize("queues", [None, "1", "8"])
+def test_one_queue_for_all_streams_is_warned_of_once(
+    group: OneOf, owner: Owner, queues: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if queues is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    nccl._warn_of_one_queue.cache_clear()
+    setup: Any = mock.Mock(group=group, stream=current_stream(), deadline_s=60.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            nccl.open_nccl(setup).fail(TransportError("over"))
+            group.aborts = 0
+    assert len(told) == (queues == "1")
+    assert all("CUDA_DEVICE_MAX_CONNECTIONS is 1" in str(each.message) for each in told)
 
 
 def test_an_error_of_nccl_is_one_of_the_transport(group: OneOf, transport: NcclTransport) -> None:
