@@ -181,24 +181,3 @@ class OneOf:
         """As a call whose peer is lost."""
         assert self.ended.wait(10.0), "nobody has aborted it"
         raise RuntimeError("NCCL communicator was aborted")
-
-
-class Twin(OneOf):
-    """A rank that sees another one, which does the same with the same values."""
-
-    def __init__(self) -> None:
-        super().__init__(Fabric(1), 0, 1)
-
-    def size(self) -> int:
-        return 2
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> Work:
-        inner = on_cpu(tensors[0], share=True)
-        return self.give(lambda: inner.mul_(2), [])
-
-    def _allgather_base(self, output: torch.Tensor, own: torch.Tensor) -> Work:
-        inner = on_cpu(output, share=True).chunk(2)
-        return self.give(lambda: inner[1].copy_(inner[0]), [])
-
-    def alltoall(self, received: list[torch.Tensor], sent: list[torch.Tensor]) -> Work:
-        return super().alltoall(received[1:], sent[1:])

@@ -2,11 +2,11 @@
 """Check and measure everything that runs on a GPU; write down what was found.
 
 Parts, in order of worth: `imports` of all that the others need; `compilation` of all kernels, each
-in a process of its own; `checks`: the hook runs over NCCL in a world of one, and over Gloo and TCP
-with two ranks that share the GPU, codecs on its tensors are compared with those of the CPU, and
-kernels with the reference; `measurement`: `python -m benchmarks kernels --device cuda`; `training`
-of the demo's tasks by two ranks. Each has a limit of its own, and all together take less than
-eight minutes, or what --minutes leaves; what was not reached is listed.
+in a process of its own; `checks`: an engine exchanges with itself over NCCL, the hook runs over
+Gloo and TCP with two ranks that share the GPU, codecs on its tensors are compared with those of the
+CPU, and kernels with the reference; `measurement`: `python -m benchmarks kernels --device cuda`;
+`training` of the demo's tasks by two ranks. Each has a limit of its own, and all together take less
+than eight minutes, or what --minutes leaves; what was not reached is listed.
 
 The result is gpu-NAME-DATE.json in FOLDER, experiments/results if not given. It is written anew
 whenever something is known, and a part that is run later is added.

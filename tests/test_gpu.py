@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
+import nccl_twin
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,14 +15,16 @@ from _transports import ON_HOST
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
-from compressa.codecs import Codec, Draw, TopK
+from compressa.codecs import Codec, Draw, NoCompression, Threshold, TopK
 from compressa.codecs.payload import HEADER_BYTES, Header, read_header, write_header
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.compressors import COMPRESSORS
 from compressa.config import Config
+from compressa.engine.device_stream import CudaDeviceStream
 from compressa.engine.start import process_groups
 from compressa.transports.base import Key
 from compressa.transports.nccl import NcclTransport
+from compressa.transports.reactor import Reactor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -48,6 +50,20 @@ def train_over_nccl(*, config: Any, steps: int) -> list[list[str]]:
     return result
 
 
+def train_a_twin_over_nccl(*, compressor: Any, exchange: dict[str, Any]) -> list[str]:
+    """Have an engine exchange by NCCL with one that has the same; return digests of the means."""
+    torch.cuda.set_device(0)
+    assert dist.group.WORLD is not None
+    group = process_groups.new_group(Config(), dist.group.WORLD, "nccl", "a test")
+    device_stream = CudaDeviceStream(torch.device("cuda", 0))
+    engine = nccl_twin.engine_of(compressor, exchange, device_stream, group)
+    gradients = {name: x.cuda() for name, x in nccl_twin.values().items()}
+    result = [digest(x) for x in nccl_twin.means(engine, gradients)]
+    engine.close()
+    process_groups.release_groups([group])
+    return result
+
+
 def send_over_nccl(*, sizes: list[int]) -> list[bool]:
     """Have NCCL carry messages of a rank to itself, exact and not; return what arrived whole."""
     torch.cuda.set_device(0)
@@ -56,7 +72,8 @@ def send_over_nccl(*, sizes: list[int]) -> list[bool]:
     assert dist.group.WORLD is not None
     group = process_groups.new_group(Config(), dist.group.WORLD, "nccl", "a test")
     transport = NcclTransport(group, 1, stream, 60.0, errors.append, lambda seconds: None)
-    transport.attach(mock.Mock(post=lambda callback: callback()))
+    reactor = Reactor()
+    transport.attach(reactor)
     whole = []
     with torch.cuda.stream(stream):
         for number, size in enumerate(sizes):
@@ -67,13 +84,16 @@ def send_over_nccl(*, sizes: list[int]) -> list[bool]:
                 exchange = Exchange({0: data}, {0: room}, exact, {0: room.numel()})
                 transport.exchange(Key(0, number, int(exact)), exchange, 0, results.append)
                 while not results:
-                    stream.synchronize()
+                    reactor.run_once(0.1)
+                transport.land(exchange)
                 whole.append(torch.equal(results[0][0], data))
-        tensor = torch.ones(1000, device="cuda")
-        transport.all_reduce(BackendAllReduce(tensor), lambda result: None)
-        whole.append(bool((tensor == 1).all()))
+        total = BackendAllReduce(torch.ones(1000, device="cuda"))
+        transport.all_reduce(total, lambda result: None)
+        transport.land(total)
+        whole.append(bool((total.tensor == 1).all()))
     stream.synchronize()
     transport.close(5.0)
+    reactor.close()
     assert not errors
     process_groups.release_groups([group])
     return whole
@@ -219,12 +239,30 @@ def test_every_compressor_gives_two_ranks_of_the_gpu_the_same(compressor: str, t
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("compressor", ["none", "int8", "powersgd"])
-def test_the_hook_trains_a_world_of_one_over_nccl(
+def test_the_hook_trains_a_world_of_one_whose_group_is_nccl_s(
     compressor: str, fresh: Callable[[int], Group]
 ) -> None:
     group, config = fresh(1), settings(compressor)
     due = group.run(means, config=config, count=3, steps=3)
     assert group.run(train_over_nccl, config=config, steps=3) == due
+
+
+TWINS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "summed by NCCL": (NoCompression(), {"algorithm": "backend"}),
+    "gathered": (TopK(density=0.1), {"kind": "all_gather"}),
+    "of varying length": (Threshold(threshold=1.0, max_density=0.5), {"kind": "all_gather"}),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", TWINS.values(), ids=TWINS)
+def test_an_engine_over_nccl_agrees_with_its_twin(
+    case: tuple[Any, dict[str, Any]], fresh: Callable[[int], Group]
+) -> None:
+    compressor, exchange = case
+    due = [digest(x) for x in nccl_twin.alone(compressor, exchange)]
+    job = train_a_twin_over_nccl
+    assert fresh(1).run(job, compressor=compressor, exchange=exchange) == [due]
 
 
 @pytest.mark.ranks

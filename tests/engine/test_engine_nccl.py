@@ -9,22 +9,18 @@ from unittest import mock
 
 import pytest
 import torch
-from emulated_nccl import Twin
+from emulated_nccl import Fabric
 from emulated_streams import DEVICE, Event, current_stream
 from emulated_torch import emulated_torch, on_cpu, on_gpu
-from engines import engine_over
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from nccl_twin import NAMES, alone, engine_of, means, values
 
 from compressa.codecs import DGC, AdaComp, Int8, NoCompression, SIDCo, Threshold, TopK
 from compressa.compressor import Compressor
-from compressa.config import load_config, parameter_infos
 from compressa.engine.device_stream import CudaDeviceStream, Ticket
 from compressa.transports import nccl_lengths
-from compressa.transports.nccl import NcclTransport
 
-NAMES = ["0.weight", "1.weight", "2.weight", "3.weight"]
 CALLS_TO_MEET = 3
 COMPRESSORS: list[tuple[Compressor, dict[str, Any]]] = [
     (NoCompression(), {"algorithm": "backend"}),
@@ -42,28 +38,17 @@ VARYING: dict[str, Compressor] = {
 }
 
 
+GATHERED = {"kind": "all_gather"}
+
+
 class Training:
     """An engine, and gradients of four units, each of which NCCL may be told to hold up."""
 
     def __init__(self, compressor: Compressor, exchange: dict[str, Any]) -> None:
-        sizes = {"unit_bytes": 4096, "unit_payload_bytes": 64, "unit_dense_bytes": 4096}
-        config = load_config({"compressor": "none", "exchange": {**exchange, **sizes}})
-        net = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in NAMES))
-        device_stream, self.group = CudaDeviceStream(DEVICE), Twin()
-        transport = NcclTransport(
-            self.group, 1, device_stream.stream, 60.0, lambda error: None, lambda seconds: None
-        )
-        compressors = dict.fromkeys(NAMES, compressor)
-        self.engine = engine_over(
-            parameter_infos(net),
-            compressors,
-            config=config,
-            transport=transport,
-            device_stream=device_stream,
-        )
-        made = torch.Generator().manual_seed(0)
-        self.values = {name: torch.randn(32, 32, generator=made) for name in NAMES}
-        self.gradients = {name: on_gpu(self.values[name]) for name in NAMES}
+        self.group = Fabric(1).ranks[0]
+        self.engine = engine_of(compressor, exchange, CudaDeviceStream(DEVICE), self.group)
+        self.values = values()
+        self.gradients = {name: on_gpu(x) for name, x in self.values.items()}
         units = [unit.names for unit in self.engine._phase.units]
         launches = list(self.engine.planning.step_plan.launches)
         self.launches = len(launches)
@@ -114,26 +99,39 @@ def test_a_gradient_is_not_waited_for_behind_one_that_is_launched_later(
                 assert torch.equal(on_cpu(training.gradients[name]), values)
 
 
+@pytest.mark.parametrize(
+    ("compressor", "exchange"),
+    [(NoCompression(), {"algorithm": "backend"}), (TopK(density=0.1), GATHERED)],
+)
+def test_twins_get_what_one_gets(compressor: Compressor, exchange: dict[str, Any]) -> None:
+    with training_with(compressor, exchange) as training:
+        results = means(training.engine, training.gradients)
+        current_stream().synchronize()
+        due = alone(compressor, exchange)
+        assert all(torch.equal(on_cpu(x), y) for x, y in zip(results, due, strict=True))
+
+
 def trained(compressor: Compressor, padded_bytes: int) -> tuple[list[torch.Tensor], int, list[int]]:
     """Return the gradients after a step, what was sent, and how long each payload was."""
     with (
         mock.patch.object(nccl_lengths, "PADDED_BYTES", padded_bytes),
-        training_with(compressor, {"kind": "all_gather"}) as training,
+        training_with(compressor, GATHERED) as training,
     ):
-        training.engine.wait(list(training.submit(NAMES).values()))
+        results = means(training.engine, training.gradients)
         current_stream().synchronize()
         gathered: list[Any] = [unit.aggregator for unit in training.engine._phase.units]
         lengths = [own._sent.numel() for own in gathered]
         assert all(own._payload.numel() > n for own, n in zip(gathered, lengths, strict=True))
-        results = [on_cpu(gradient) for gradient in training.gradients.values()]
-        return results, training.engine.stats().sent_bytes, lengths
+        return [on_cpu(x) for x in results], training.engine.stats().sent_bytes, lengths
 
 
 @pytest.mark.parametrize("compressor", VARYING.values(), ids=VARYING)
 def test_payloads_of_varying_length_cost_what_they_are_long(compressor: Compressor) -> None:
     results, sent_bytes, lengths = trained(compressor, 0)
     assert sent_bytes == sum(lengths) + 8 * len(lengths)
-    same, padded_bytes, as_long = trained(compressor, 1 << 20)
+    padded, padded_bytes, as_long = trained(compressor, 1 << 20)
     assert as_long == lengths
     assert padded_bytes > sent_bytes
-    assert all(map(torch.equal, results, same))
+    due = alone(compressor, GATHERED)
+    assert all(map(torch.equal, results, due))
+    assert all(map(torch.equal, padded, due))
