@@ -24,6 +24,7 @@ import compressa.hooks.opening
 from compressa.engine.start import process_groups, startup
 from compressa.hooks.ddp import DDPHook
 from compressa.hooks.handle import Handle
+from compressa.transports import nccl_lengths
 from compressa.transports.staged import Staged
 
 PIECE_BYTES = 600  # so that messages have several pieces
@@ -192,7 +193,7 @@ class EmulatedProcessGroupNCCL:
 
 @contextlib.contextmanager
 def emulated_nccl() -> Iterator[None]:
-    """Have process groups of NCCL."""
+    """Have process groups of NCCL; messages of unknown length follow their lengths."""
     around = process_groups._around
 
     def made(backend: Any, *arguments: Any) -> Any:
@@ -202,5 +203,6 @@ def emulated_nccl() -> Iterator[None]:
         mock.patch.object(dist, "is_nccl_available", return_value=True),
         mock.patch.object(dist, "ProcessGroupNCCL", EmulatedProcessGroupNCCL, create=True),
         mock.patch.object(process_groups, "_around", made),
+        mock.patch.object(nccl_lengths, "PADDED_BYTES", 64),
     ):
         yield

@@ -7,11 +7,19 @@ from itertools import islice, pairwise
 import pytest
 import torch
 
-from compressa.aggregators import AllReduce, State, StepContext, World, choose_exchange
+from compressa.aggregators import (
+    AllReduce,
+    State,
+    StepContext,
+    World,
+    build_aggregator,
+    choose_exchange,
+)
 from compressa.aggregators.momentum import Momentum
 from compressa.aggregators.scatter import Scattered
 from compressa.aggregators.shards import ShardSpans, cut_shards
 from compressa.codecs import (
+    DGC,
     Bf16,
     Codec,
     Entropy,
@@ -22,8 +30,11 @@ from compressa.codecs import (
     OneBit,
     OneBitSGD,
     RandomK,
+    Threshold,
     TopK,
 )
+from compressa.collectives import Exchange
+from compressa.collectives.all_gather import ALL_GATHERS, all_gather
 from compressa.compressor import Compressor
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, ParameterInfo, Segment
@@ -157,3 +168,27 @@ def test_shards_are_cut_into_no_other_number_of_parts() -> None:
     for span, parts in ((values.span, 4), (values.cut(values.span, 6)[0], 6)):
         with pytest.raises(ValueError, match="a sum over 6 ranks was cut"):
             values.cut(span, parts)
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("compressor", [Int8(), TopK(), EF21(codec=TopK()), Threshold(), DGC()])
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_payloads_that_lie_side_by_side_are_said_to_where_all_ranks_say_so(
+    algorithm: str, compressor: Compressor, rank: int
+) -> None:
+    layout = Layout(0, (Segment(ParameterInfo(0, "w", (1000,)), 0, 1000),))
+    aggregator = build_aggregator(compressor, layout, World(rank, 3, 0, "all_gather", State()))
+    (round_,) = aggregator.rounds
+    request = next(aggregator.run([torch.randn(1000)], StepContext(0)))
+    program = all_gather(ALL_GATHERS[algorithm], **vars(request), rank=rank, exact=round_.exact)
+    exchange = next(program)
+    assert isinstance(exchange, Exchange)
+    varying = isinstance(compressor, Threshold | DGC)
+    assert (exchange.gathered is None) == (varying or algorithm == "ring")
+    if exchange.gathered is not None:
+        parts = exchange.gathered.chunk(3)
+        assert len({part.numel() for part in parts}) == 1
+        assert {data.data_ptr() for data in exchange.outgoing.values()} == {parts[rank].data_ptr()}
+        for peer, room in exchange.incoming.items():
+            assert room.data_ptr() == parts[peer].data_ptr()
+            assert room.numel() <= parts[peer].numel()

@@ -73,6 +73,7 @@ def close_later(*, config: Any, seconds: float) -> float:
         ("nccl", "int8", 1),
         ("nccl", "none", 1),
         ("nccl", "topk", None),
+        ("nccl", "threshold", 2),
         ("gloo-group", "int8", 1),
     ],
 )
