@@ -267,3 +267,24 @@ def test_a_stream_waits_for_what_lands_and_its_memory_is_kept_until_then(
     group.held = set()
     assert current_stream().record_event().query()
     assert torch.equal(on_cpu(results[0][0]), ONES)
+
+
+def test_what_is_made_for_an_operation_is_kept_until_it_lands(
+    group: OneOf, transport: NcclTransport
+) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    carry = group.alltoall
+
+    def noted(received: list[torch.Tensor], sent: list[torch.Tensor]) -> Any:
+        made.extend(weakref.ref(buffer) for buffer in (*sent, *received))
+        return carry(received, sent)
+
+    results: list[Any] = []
+    data, room = on_gpu(ONES), torch.zeros(40, dtype=torch.uint8, device=DEVICE)
+    exchange = Exchange({0: data}, {0: room}, False, {0: 40})
+    with mock.patch.object(group, "alltoall", noted):
+        transport.exchange(KEY, exchange, 0, results.append)
+    assert len(made) == 4, "the length, and the message with its padding"
+    assert all(ref() is not None for ref in made)
+    transport.land(exchange)
+    assert [ref() is None for ref in made] == [True, True, True, False], "all but the room is ours"

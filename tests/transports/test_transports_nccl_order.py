@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from emulated_nccl import Fabric
-from emulated_streams import DEVICE, Event, Stream
+from emulated_streams import DEVICE, UNFINISHED, Event, Stream
 from emulated_torch import emulated_torch, on_cpu, on_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -250,6 +250,42 @@ def test_ranks_that_launched_as_soon_as_they_could_would_meet_the_wrong_messages
             assert not all(map(survives, range(10)))
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("exact", [True, False])
+def test_messages_wait_for_what_their_stream_was_given_before_and_not_since(
+    exact: bool, before: bool
+) -> None:
+    computing = [True]
+    with meeting(2) as (_, ranks):
+        for rank in ranks:
+            peer = 1 - rank.group.rank()
+            room = torch.zeros(300, dtype=torch.uint8, device=DEVICE)
+            data = on_gpu(torch.ones(300 if exact else 200, dtype=torch.uint8))
+            with torch.cuda.stream(rank.stream):
+                if before:
+                    rank.stream.give(lambda: UNFINISHED if computing else None)
+                rank.ask(Exchange({peer: data}, {peer: room}, exact, {peer: 300}))
+                rank.stream.give(lambda: UNFINISHED if computing else None)
+        look_at(ranks)
+        assert arrived(ranks) == ([] if before else ranks)
+        computing.clear()
+        look_at(ranks)
+        assert arrived(ranks) == ranks
+
+
+def look_at(ranks: list[Rank]) -> None:
+    for _ in range(4):
+        for rank in ranks:
+            rank.poll()
+            with torch.cuda.stream(rank.stream):
+                rank.watcher.look()
+
+
+def arrived(ranks: list[Rank]) -> list[Rank]:
+    """Those for which NCCL has done all, and that know it."""
+    return [rank for rank in ranks if rank.results and rank.group.stream.query()]
+
+
 @pytest.mark.parametrize("length", [-1, 301, 2**62])
 def test_after_an_impossible_length_nothing_is_launched_and_nobody_hangs(length: int) -> None:
     with meeting(2) as (fabric, ranks):
@@ -264,11 +300,7 @@ def test_after_an_impossible_length_nothing_is_launched_and_nobody_hangs(length:
                 rank.ask(Exchange({peer: on_gpu(data)}, {peer: room}, False, {peer: 300}))
                 rank.ask(Exchange({peer: on_gpu(data)}, {peer: on_gpu(data)}))
         calls = [rank.group.calls for rank in ranks]
-        for _ in range(3):
-            for rank in ranks:
-                rank.poll()
-                with torch.cuda.stream(rank.stream):
-                    rank.watcher.look()
+        look_at(ranks)
         (wronged,) = (rank for rank in ranks if isinstance(rank.results.get(0), PayloadError))
         (other,) = (rank for rank in ranks if rank is not wronged)
         assert f"says that it sent {length} bytes, of at most 300" in str(wronged.results[0])
