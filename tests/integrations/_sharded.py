@@ -346,7 +346,7 @@ def refused(*, config: Any, kind: str = "sharded") -> None:
     elif kind == "replicated by FSDP":
         net = replicate_with_fsdp.replicate(Block(18, 45), mesh=mesh_of(False))
     elif kind != "plain":
-        policy = {"param_dtype": "float16"} if kind == "float16" else {}
+        policy = {"param_dtype": "float16", "reduce_dtype": "float16"} if kind == "float16" else {}
         net = net_of(kind == "hybrid", **policy)
     if kind == "twice":
         with compressa.apply_to_fsdp(net, config):

@@ -187,15 +187,16 @@ def _group(
     infos: dict[str, ParameterInfo],
     ranks: int,
 ) -> Group:
-    policy = inner.mp_policy
     reduced, gathered = [], []
     for parameter in inner.fsdp_params:
-        sharded = parameter.sharded_param
+        sharded, policy = parameter.sharded_param, parameter.mp_policy
         info = infos[names[id(sharded)]]
         computed = policy.param_dtype or sharded.dtype
         gathered.append(replace(info, dtype=computed))
         if sharded.requires_grad:
-            reduced.append(replace(info, dtype=policy.reduce_dtype or computed))
+            # torch 2.15 reduces in the dtype in which gradients add up; before, as they are computed.
+            added = getattr(parameter, "sharded_grad_dtype", None) or computed
+            reduced.append(replace(info, dtype=policy.reduce_dtype or added))
     return Group(number, module, inner, lay_out(reduced, ranks), lay_out(gathered, ranks))
 
 
