@@ -54,6 +54,7 @@ FULL = [
     "test_checkpoint_*.py",
     "test_conformance_allocations.py",
     "test_engine_groups.py",
+    "test_fsdp*_ranks.py",
     "test_hook_*.py",
     "test_overlap*.py",
     "test_re*_ranks.py",
