@@ -194,7 +194,7 @@ def _group(
         computed = policy.param_dtype or sharded.dtype
         gathered.append(replace(info, dtype=computed))
         if sharded.requires_grad:
-            # torch 2.15 reduces in the dtype in which gradients add up; before, as they are computed.
+            # torch 2.15 reduces in the dtype in which gradients add up; before, as computed.
             added = getattr(parameter, "sharded_grad_dtype", None) or computed
             reduced.append(replace(info, dtype=policy.reduce_dtype or added))
     return Group(number, module, inner, lay_out(reduced, ranks), lay_out(gathered, ranks))
