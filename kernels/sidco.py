@@ -28,6 +28,9 @@ already. So they are, as far as there are any, where no more than k elements dif
 
 The arithmetic of sums is the written one: magnitudes in blocks of 2048, by 16 strided lanes and
 halving in float64, blocks in order. Thresholds are worked out in float64 and rounded to float32.
+Their logarithm is exempt from being the same on every device: those of CUDA and of C's library
+differ by at most 1 ulp of float64. Each rank selects for itself and sends indices, so all ranks
+that decode them have the same bits.
 """
 
 from __future__ import annotations

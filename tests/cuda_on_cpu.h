@@ -383,6 +383,8 @@ To bits_as(From value) {
 }
 inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
+inline long long __double_as_longlong(double value) { return bits_as<long long>(value); }
+inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline int __popcll(unsigned long long word) { return __builtin_popcountll(word); }
 inline int __clz(unsigned word) { return word ? __builtin_clz(word) : 32; }

@@ -13,8 +13,7 @@ constexpr int TERMS = CTA * TERMS_EACH;  // of a turn
 
 // The power of two at or below a number that is not negative; zero for zero.
 DEVICE double power_below(double number) {
-    u64 bits = reinterpret_cast<const u64&>(number) & 0x7FF0000000000000ull;
-    return reinterpret_cast<const double&>(bits);
+    return __longlong_as_double(__double_as_longlong(number) & 0x7FF0000000000000ll);
 }
 
 // Terms are not negative. All threads of a CTA come here.
