@@ -19,8 +19,8 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.codecs.topk import TopK
 from compressa.engine.communication import Communication
-from compressa.engine.driver import Task
 from compressa.engine.engine import Engine
+from compressa.engine.task import Task
 from compressa.engine.units.phase import Phase, StepPlan
 
 

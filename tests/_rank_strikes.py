@@ -13,8 +13,9 @@ import torch
 
 from compressa.aggregators.scopes import ScopePayload
 from compressa.collectives.base import Exchange, Operation
-from compressa.engine.driver import Driver, Task
+from compressa.engine.driver import Driver
 from compressa.engine.start import process_groups, startup
+from compressa.engine.task import Task
 from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.hooks import register
 from compressa.transports import frames

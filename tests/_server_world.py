@@ -12,7 +12,8 @@ from compressa.schedulers import Plan, Transfer
 
 from compressa.collectives.base import Program
 from compressa.config import load_config
-from compressa.engine.driver import Driver, Task
+from compressa.engine.driver import Driver
+from compressa.engine.task import Task
 from compressa.errors import CompressaError, StateError
 from compressa.parameter_server import Consistency, Server, Worker
 from compressa.parameter_server.job import place, plan_job

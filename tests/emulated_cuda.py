@@ -131,7 +131,7 @@ def run_text(
     count = loaded.kernel_parameters(encoded, sizes, len(sizes))
     if count < 0:
         raise TypeError(f"there is no kernel {name}")
-    held = [_bytes_of(argument) for argument in arguments]
+    held = [bytes_of(argument) for argument in arguments]
     if [len(one) for one in held] != sizes[:count]:
         given = [len(one) for one in held]
         raise TypeError(f"{name} takes parameters of {sizes[:count]} bytes, not of {given}")
@@ -148,8 +148,10 @@ def _with_code(said: str, text: str) -> str:
     return f"{said}: {text.splitlines()[int(found[1]) - 1].strip()}" if found else said
 
 
-def _bytes_of(argument: Any) -> bytes:
+def bytes_of(argument: Any) -> bytes:
     """What a parameter gets: an array's address, a scalar's bytes, a struct, or a null pointer."""
+    if isinstance(argument, bytes):
+        return argument
     if argument is None:
         return bytes(8)
     if isinstance(argument, DeviceArray | np.ndarray):

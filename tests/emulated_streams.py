@@ -95,6 +95,11 @@ class Event:
         if self.place is not None:
             self.place[0].reach(self.place[1])
 
+    @property
+    def passed(self) -> bool:
+        """Whether it was reached, so far as anybody has asked."""
+        return self.place is None or self.place[0].done(self.place[1])
+
     def query(self) -> bool:
         """Whether it is reached; a GPU goes on by itself, so asking often enough helps."""
         return self.place is None or self.place[0].run_until(self.place[1])

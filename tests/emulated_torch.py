@@ -4,8 +4,9 @@ A `CudaTensor` lies in the CPU's memory and says that a GPU has it. What is done
 stream that is current, and is done only when somebody waits for it: then what the streams, their
 events and the waits between them demand is done, and no more. So work that reads before its
 memory is written, because a wait is missing, finds what was there before; and with
-`eager=True` for some streams, so does work that is overtaken. What mixes devices is refused, as
-is what torch would refuse of a tensor on a GPU.
+`eager=True` for some streams, so does work that is overtaken. Memory that is let go is somebody
+else's at once, as far as torch's pools allow; see `emulated_memory`. What mixes devices is refused,
+as is what torch would refuse of a tensor on a GPU.
 
 `emulated_torch` patches torch's names for a test, and has kernels run by `Emulated` on the same
 streams.
@@ -19,9 +20,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from compressa.kernels.cuda._device import Argument, running_on
-from emulated_cuda import Emulated
+from compressa.kernels.device_array import DeviceArray
+from emulated_cuda import Emulated, bytes_of
+from emulated_memory import alias, allocated, forget, take_back, used_by
 from emulated_streams import (
     DEVICE,
     Emulation,
@@ -33,7 +37,6 @@ from emulated_streams import (
 )
 from torch.utils._pytree import tree_flatten, tree_map
 
-_POISON = 0xA7
 _FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "randn", "empty_strided")
 _VIEWS = {
     *("__getitem__", "view", "split", "as_strided", "reshape", "flatten", "unsqueeze", "squeeze"),
@@ -69,6 +72,7 @@ class CudaTensor(torch.Tensor):
 
     def record_stream(self, stream: Stream) -> None:
         assert isinstance(stream, Stream)
+        used_by(_plain(self), stream)
 
     def __deepcopy__(self, memo: Any) -> CudaTensor:
         return self.clone()
@@ -101,15 +105,15 @@ class CudaTensor(torch.Tensor):
 
 def on_gpu(x: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor as the emulated GPU has it."""
-    _fresh.append(x.detach().clone())
-    return as_cuda(_fresh[-1])
+    values = x.detach().clone()
+    return as_cuda(allocated(values).copy_(values))
 
 
 def on_cpu(x: torch.Tensor, *, share: bool = False) -> torch.Tensor:
-    """Return what an emulated tensor holds now, without any wait; or its very memory."""
+    """Return what an emulated tensor holds now, without any wait; or an alias of its memory."""
     with torch._C.DisableTorchFunctionSubclass():
         inner = x.as_subclass(torch.Tensor)
-        return inner if share else inner.clone()
+        return alias(inner) if share else inner.clone()
 
 
 def as_cuda(x: torch.Tensor) -> CudaTensor:
@@ -120,6 +124,10 @@ def as_cuda(x: torch.Tensor) -> CudaTensor:
 
 def _plain(x: Any) -> Any:
     return x.as_subclass(torch.Tensor) if isinstance(x, CudaTensor) else x
+
+
+def _alias(x: Any) -> Any:
+    return alias(x.as_subclass(torch.Tensor)) if isinstance(x, CudaTensor) else x
 
 
 def _plain_call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -150,7 +158,7 @@ def _moved(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "copy_":
         target, source, *rest = args
         lazily = bool(kwargs.pop("non_blocking", rest and rest[0]))
-        inner = _plain(target), _plain(source)
+        inner = _alias(target), _alias(source)
         of_host = isinstance(source, torch.Tensor) and not isinstance(source, CudaTensor)
         if of_host and not (lazily and _pinned(source)):
             inner = inner[0], source.clone()  # the driver keeps a copy of so little
@@ -172,15 +180,16 @@ def _without_device(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, A
 
 def _enqueued(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """Give a call to the stream; what it returns has its shape now, and its values later."""
+    take_back()
     kwargs.pop("device", None)
-    inner_args, inner_kwargs = tree_map(_plain, args), tree_map(_plain, kwargs)
+    inner_args, inner_kwargs = tree_map(_alias, args), tree_map(_alias, kwargs)
 
     def call() -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*inner_args, **inner_kwargs)
 
     if name in ("new_empty", "empty_like"):
-        return as_cuda(_poisoned(call()))
+        return as_cuda(allocated(call()))
     in_place = name.endswith("_") and not name.endswith("__")
     if in_place or name in ("__setitem__", "__iadd__", "__imul__", "__isub__", "__idiv__"):
         current_stream().give(call)
@@ -194,23 +203,12 @@ def _enqueued(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         like = func(*shapes, **others)
     known = all(isinstance(x, torch.Tensor) for x in tree_flatten(like)[0])
     assert known, f"{name} is neither known to wait nor not to"
-    results = tree_map(lambda x: _poisoned(torch.empty(x.shape, dtype=x.dtype)), like)
-    current_stream().give(lambda: tree_map(torch.Tensor.copy_, results, call()))
+    results = tree_map(lambda x: allocated(torch.empty(x.shape, dtype=x.dtype)), like)
+    there = tree_map(alias, results)
+    current_stream().give(lambda: tree_map(torch.Tensor.copy_, there, call()))
     return tree_map(as_cuda, results)
 
 
-def _poisoned(x: torch.Tensor) -> torch.Tensor:
-    """Fresh memory. It is kept until the end: late work may use what its owner has let go.
-
-    On a GPU torch's allocator gives it out again in the order of the streams that use it.
-    """
-    if x.numel():
-        x.reshape(-1).view(torch.uint8).fill_(_POISON)
-    _fresh.append(x)
-    return x
-
-
-_fresh: list[Any] = []
 _pinned_storages: set[int] = set()
 
 
@@ -229,12 +227,13 @@ def _factory(make: Any) -> Any:
             if pinned and x.numel():
                 _pinned_storages.add(x.untyped_storage().data_ptr())
             return x
-        x = make(*args, **{**kwargs, "device": "cpu"})
-        if make.__name__ == "empty":
-            return as_cuda(_poisoned(x))
-        values = x.clone()
-        _poisoned(x)
-        current_stream().give(lambda: x.copy_(values))
+        values = make(*args, **{**kwargs, "device": "cpu"})
+        x = allocated(values)
+        there = alias(x)
+        if make.__name__ == "tensor":  # torch waits for this copy
+            there.copy_(values)
+        elif not make.__name__.startswith("empty"):
+            current_stream().give(lambda: there.copy_(values))
         return as_cuda(x)
 
     return made
@@ -244,13 +243,14 @@ class StreamedEmulated(Emulated):
     """Runs kernels on the stream that is current."""
 
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
-        launch = super().launch
-        current_stream().give(lambda: launch(source, name, blocks, arguments))
+        take_back()
+        launch, given = super().launch, tuple(map(bytes_of, arguments))
+        current_stream().give(lambda: launch(source, name, blocks, given))
 
     def empty(self, elems: int, dtype: Any) -> Any:
-        memory = super().empty(elems, dtype)
-        _fresh.append(memory)
-        return memory
+        kind = np.dtype(dtype)
+        memory = allocated(torch.empty(max(elems * kind.itemsize, 1), dtype=torch.uint8))
+        return DeviceArray(memory.data_ptr(), elems, kind, memory)
 
     def read(self, array: Any) -> int:
         current_stream().synchronize()
@@ -290,4 +290,4 @@ def emulated_torch(seed: int | None = None) -> Iterator[None]:
         finally:
             Emulation.default = None
             _pinned_storages.clear()
-            _fresh.clear()
+            forget()

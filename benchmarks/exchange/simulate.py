@@ -17,7 +17,8 @@ from compressa.collectives.cost import Link
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.engine.driver import Driver, Task
+from compressa.engine.driver import Driver
+from compressa.engine.task import Task
 from compressa.errors import CompressaError
 from compressa.testing.rank import compute_now
 from compressa.transports.loopback import Loopback

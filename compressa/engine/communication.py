@@ -13,8 +13,9 @@ from compressa.collectives.base import Compute
 from compressa.engine.control.deferred_error import DeferredError
 from compressa.engine.control.waits import Wait
 from compressa.engine.device_stream import LACKS, DeviceStream, Mark, Ticket, lacking
-from compressa.engine.driver import Carried, ComputeDone, Driver, Task
+from compressa.engine.driver import Carried, ComputeDone, Driver
 from compressa.engine.sharing.gate import Gate
+from compressa.engine.task import Task, at
 from compressa.errors import CompressaError, Timeout, TransportError
 from compressa.kernels.threads import Team
 from compressa.schedulers import Plan
@@ -69,7 +70,9 @@ class Communication:
             threads, thread_name_prefix="compressa-codec", initializer=self._enlist
         )
         self._team = Team(self._pool, threads)  # what idles helps with a large unit
-        self._driver = Driver(transport, self._compute, self.post, time.perf_counter, deadline_s)
+        self._driver = Driver(
+            transport, self._compute, self.post, time.perf_counter, deadline_s, device_stream
+        )
         self._gate: Gate | None = None
         self._reason: CompressaError | None = None
         self._error: CompressaError | None = None
@@ -305,7 +308,8 @@ class Communication:
         failure: CompressaError | None = None
         what = f"the unit {task.name}"
         try:
-            with self._device_stream.checking(f"{what} in step {task.step}"):
+            checking = self._device_stream.checking(f"{what} in step {task.step}")
+            with at(self._device_stream, task), checking:
                 value = operation.work()
         except LACKS as error:
             failure = lacking(error, what)

@@ -4,21 +4,26 @@ Which these are, nobody lists: a few parameters that stand for the model's are t
 steps, among a few ranks that exist in this process only. That calls all that compresses, sums and
 decodes, with the dtypes and in the forms that the configuration asks for, and compiles nothing
 else. It takes milliseconds where the compiled code is on disk already.
+
+On a GPU this loads the kernels, too, as long as nothing else runs there: to load one beside a
+collective that waits for another rank may wait for that.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from compressa.aggregators.base import CPU
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
 from compressa.config import Config
+from compressa.engine.device_stream import resources_for
 from compressa.engine.session import Session
 from compressa.engine.units.lockstep import Lockstep
 from compressa.engine.units.phase import breakpoints
+from compressa.kernels import KernelUnavailable
 from compressa.kernels.compiled import PATIENCE_S, compile_once
 from compressa.parameters import ParameterInfo
 
@@ -40,18 +45,20 @@ def compile_together(
     No deadline passes meanwhile, but a rank that is lost is noticed.
 
     Args:
-        session: Over which the ranks wait; where it works on a GPU, nothing is compiled.
+        session: Over which the ranks wait.
         parameters: The model's.
         compressors: By parameter name.
         config: Says how payloads are exchanged, and how long a start may take.
 
     Raises:
+        BackendUnavailable: A kernel can not be compiled; the message names the fix.
         TransportError: A rank is lost, or does not come so far within the time of a start.
     """
+    device_stream = session.device_stream
     # Who hangs while it opens its transport, which not all transports notice, compiles nothing.
     session.all_gather(b"", "opened transport", config.exchange.start_wait_s)
-    if session.device_stream.device.type == "cpu":
-        compile_kernels(parameters, compressors, config, session.size)
+    with device_stream.current(), resources_for("a trial of all kernels"):
+        compile_kernels(parameters, compressors, config, session.size, device_stream.device)
     session.all_gather(b"", "compiled kernels", config.exchange.deadline_s + PATIENCE_S)
 
 
@@ -60,8 +67,9 @@ def compile_kernels(
     compressors: Mapping[str, Compressor],
     config: Config,
     size: int,
+    device: torch.device = CPU,
 ) -> None:
-    """Compile what the compressors need on a CPU; one process of a host does it for all.
+    """Compile what the compressors need on a device; one process of a host does it for all.
 
     Waits for another process that is at it. What can not be trained here fails in training, which
     says where.
@@ -71,18 +79,25 @@ def compile_kernels(
         compressors: By parameter name.
         config: Says how payloads are exchanged.
         size: Number of ranks.
+        device: A CPU or the current GPU.
+
+    Raises:
+        KernelUnavailable: A kernel can not be compiled for the GPU.
     """
     ranks, exchange = min(size, _MOST_RANKS), config.exchange
     cases = sorted(_cases(parameters, compressors), key=repr)
-    what = repr((ranks, exchange.kind, exchange.algorithm, cases))
+    what = repr((device, ranks, exchange.kind, exchange.algorithm, cases))
     if not cases or what in _compiled:
         return
 
     def work() -> None:
         for compressor, dtype, shapes in cases:
-            _train(compressor, dtype, shapes, ranks, config)
+            _train(compressor, dtype, shapes, ranks, config, device)
 
-    compile_once(what, work)
+    if device.type == "cpu":
+        compile_once(what, work)
+    else:
+        work()  # a source has a lock of its own
     _compiled.add(what)
 
 
@@ -116,18 +131,36 @@ def _smaller(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _train(
-    compressor: Compressor, dtype: torch.dtype, shapes: Shapes, ranks: int, config: Config
+    compressor: Compressor,
+    dtype: torch.dtype,
+    shapes: Shapes,
+    ranks: int,
+    config: Config,
+    device: torch.device,
 ) -> None:
     """Train some steps: of zeros, which look alike to selections, and of noise."""
     infos = [ParameterInfo(i, str(i), shape, dtype) for i, shape in enumerate(shapes)]
     generator = torch.Generator().manual_seed(0)
     exchange = config.exchange
-    # What goes wrong here goes wrong in training, which tells where and on which ranks.
-    with contextlib.suppress(Exception):
+    try:
         world = Lockstep(
-            ranks, infos, compressor, exchange=exchange.kind, algorithm=exchange.algorithm
+            ranks,
+            infos,
+            compressor,
+            exchange=exchange.kind,
+            algorithm=exchange.algorithm,
+            device=device,
         )
         for step in range(_STEPS):
             noise = [torch.randn(info.shape, generator=generator) * bool(step) for info in infos]
             own = {info.name: x.to(dtype) for info, x in zip(infos, noise, strict=True)}
-            world.step([{name: x.clone() for name, x in own.items()} for _ in range(ranks)])
+            world.step([{n: _copy(x, device) for n, x in own.items()} for _ in range(ranks)])
+    except KernelUnavailable:
+        raise
+    except Exception:
+        # What goes wrong here goes wrong in training, which tells where and on which ranks.
+        return
+
+
+def _copy(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=device).copy_(x)

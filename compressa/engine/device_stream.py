@@ -1,11 +1,17 @@
 """Device streams: the order in which a device does the engine's work, beside that of training.
 
-On a CPU, what a thread has done is done. On a GPU, a thread only enqueues: the engine's threads all
-use one stream of high priority, so that compression goes between the kernels of backward instead
-of after them. Events order it with the streams on which gradients are made and used, and no
-thread waits for the GPU, but for a number that it can not go on without. What has arrived is
-checked there, too: what the checks have found is judged when the GPU has come so far, which is
-after the next kernels have worked on it.
+On a CPU, what a thread has done is done. On a GPU, a thread only enqueues: the engine's threads
+use two streams of high priority, so that compression goes between the kernels of backward instead
+of after them. What has arrived is decoded on the main stream, which waits for exchanges. What a
+unit does before its first exchange is done ahead, on a stream that waits for none: so the next
+unit is encoded while the last one is on the wire. A step's work ahead comes after all that the main
+stream did for the last step, and what a unit does on the main stream after what it did ahead.
+Whatever else touches state is done on the main stream.
+
+Events order both with the streams on which gradients are made and used, and no thread waits for the
+GPU, but for a number that it can not go on without. What has arrived is checked there, too: what
+the checks have found is judged when the GPU has come so far, which is after the next kernels have
+worked on it.
 """
 
 from __future__ import annotations
@@ -73,8 +79,26 @@ class DeviceStream:
         work_alone()
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which what the caller's thread does is done on this device stream."""
+        """Return a context in which what the caller's thread does is done on the main stream."""
         return _NOTHING
+
+    def ahead(self) -> AbstractContextManager[Any]:
+        """Return a context in which what the caller's thread does waits for no exchange.
+
+        Memory that is allocated there, and used on the main stream, must be kept until the next
+        step begins, or be told to torch by `record_stream`.
+        """
+        return _NOTHING
+
+    def follow(self, mark: Mark) -> None:
+        """Have the main stream come after a mark of the caller's."""
+        with self.current():
+            self.after([mark])
+
+    def catch_up(self) -> None:
+        """Have what is done ahead from now on come after all that the main stream was given."""
+        with self.ahead():
+            self.after([self.note()])
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
         """Note that tensors are ready, in the order of the caller's work, and will be used here.
@@ -85,14 +109,14 @@ class DeviceStream:
         return None
 
     def after(self, marks: Collection[Mark]) -> None:
-        """Have what is given to this device stream from now on come after marks; nobody waits."""
+        """Have what the caller does from now on come after marks, and after no more; nobody waits.
+
+        An engine's thread works on the main stream, but for what it does `ahead`.
+        """
 
     def note(self) -> Mark:
-        """Return a mark of what this device stream was given until now."""
+        """Return a mark of what the main stream was given until now."""
         return None
-
-    def follow(self, marks: Collection[Mark]) -> None:
-        """Have what the caller does from now on come after marks of `note`, and after no more."""
 
     def join(self) -> None:
         """Have what the caller does from now on come after all that was given here until now."""
@@ -146,13 +170,14 @@ class _Answer:
 
 
 class CudaDeviceStream(DeviceStream):
-    """A stream of high priority.
+    """Two streams of high priority.
 
     Args:
         device: The GPU.
+        stream: The main stream; a new one if not given.
 
     Attributes:
-        stream: It, as torch's.
+        stream: The main stream, as torch's.
 
     Raises:
         BackendUnavailable: Kernels can not run there; the message names the fix.
@@ -161,65 +186,67 @@ class CudaDeviceStream(DeviceStream):
     threads = _GPU_THREADS
     asynchronous = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self.device, self.devices = device, [device]
         with torch.cuda.device(device), resources_for(f"kernels on {device}"):
             cuda.check_available()
-        self.stream = torch.cuda.Stream(device, priority=-1)
+        self.stream = stream or torch.cuda.Stream(device, priority=-1)
+        self._ahead = torch.cuda.Stream(device, priority=-1)
         self._lock = threading.Lock()
         self._due: deque[_Answer] = deque()
         self._free: list[_Answer] = []
 
     def adopt(self) -> None:
-        """Make the device and the stream the thread's current ones, and use no further threads."""
+        """Make device and main stream the thread's current ones, and use no further threads."""
         work_alone()
         torch.cuda.set_device(self.device)
         torch.cuda.set_stream(self.stream)
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which the stream is the caller's current one."""
+        """Return a context in which the main stream is the caller's current one."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self.stream)
+        return context
+
+    def ahead(self) -> AbstractContextManager[Any]:
+        """Return a context in which the stream that waits for no exchange is the current one."""
+        context: AbstractContextManager[Any] = torch.cuda.stream(self._ahead)
         return context
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
         """Record an event on the caller's current stream; see `DeviceStream.mark`.
 
-        torch's allocator is told that this stream uses the tensors' memory, too: once for each
+        torch's allocator is told that both streams use the tensors' memory, too: once for each
         storage, of which a bucket has one.
         """
         stored = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
         for tensor in stored.values():
+            tensor.record_stream(self._ahead)
             tensor.record_stream(self.stream)
         event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
         return event
 
     def after(self, marks: Collection[Mark]) -> None:
-        """Have the stream wait for events; the host does not."""
-        for mark in marks:
-            if mark is not None:
-                self.stream.wait_event(mark)
-
-    def note(self) -> Mark:
-        """Record an event on the stream."""
-        event: torch.cuda.Event = self.stream.record_event()
-        return event
-
-    def follow(self, marks: Collection[Mark]) -> None:
         """Have the caller's current stream wait for events; the host does not."""
         stream = torch.cuda.current_stream(self.device)
         for mark in marks:
             if mark is not None:
                 stream.wait_event(mark)
 
+    def note(self) -> Mark:
+        """Record an event on the main stream."""
+        event: torch.cuda.Event = self.stream.record_event()
+        return event
+
     def join(self) -> None:
-        """Have the caller's current stream wait for this one; the host does not."""
+        """Have the caller's current stream wait for the main one; the host does not."""
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     @contextmanager
     def checking(self, what: str) -> Iterator[None]:
         """Have no check of this thread, one of the engine's, wait; all of them share an answer.
 
-        A check's kernels set a number on the GPU; `check_received` looks at it.
+        A check's kernels set a number on the GPU; `check_received` looks at it, unless what is done
+        meanwhile fails.
         """
         made: list[_Answer] = []
 
@@ -228,11 +255,17 @@ class CudaDeviceStream(DeviceStream):
                 made.append(self._free.pop() if self._free else _Answer(self.device))
             return as_array(made[0].number).view(np.uint64)
 
-        with cuda.answers_later(make):
-            yield
+        try:
+            with cuda.answers_later(make):
+                yield
+        except BaseException:  # which tells what was wrong
+            for answer in made:
+                answer.number.zero_()
+            raise
+        finally:
             for answer in made:
                 answer.what = what
-                answer.fetch(self.stream)
+                answer.fetch(torch.cuda.current_stream(self.device))
                 with self._lock:
                     self._due.append(answer)
 

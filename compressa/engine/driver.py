@@ -20,50 +20,17 @@ from compressa.collectives.base import (
     Exchange,
     LoweredSum,
     Operation,
-    Program,
     Together,
 )
 from compressa.engine.control.waits import Wait
+from compressa.engine.device_stream import DeviceStream
 from compressa.engine.sharing.gate import Gate
+from compressa.engine.task import Task, at, described
 from compressa.errors import CompressaError, Timeout
 from compressa.schedulers import Name, Plan
-from compressa.transports.base import Key, Transport
+from compressa.transports.base import Done, Key, Transport
 
-Finished = Callable[[BaseException | None], None]
 ComputeDone = Callable[[Any, BaseException | None], None]
-
-
-@dataclass(eq=False)
-class Task:
-    """One program under way.
-
-    Attributes:
-        unit: Unit that it serves.
-        name: The unit's name, for people.
-        step: Optimizer step.
-        program: The generator.
-        finished: Called once, with None or the error.
-        stage: Number of the next exchange.
-        stride: By how much the number after that is larger: programs side by side take turns.
-        deadline_from_s: From when on the exchange that it waits for is given until the deadline;
-            None if there is none.
-        idle_since_s: When its last operation ended, and so it began to wait for the next.
-    """
-
-    unit: int
-    name: str
-    step: int
-    program: Program[None]
-    finished: Finished
-    stage: int = 0
-    stride: int = 1
-    deadline_from_s: float | None = None
-    idle_since_s: float = 0.0
-
-    @property
-    def key(self) -> Key:
-        """Name of the exchange that it waits for, or is about to ask for."""
-        return Key(self.step, self.unit, self.stage)
 
 
 ComputeIn = Callable[[Task, Compute, ComputeDone], None]
@@ -107,6 +74,8 @@ class Driver:
             transports call back from their own threads.
         now_s: Tells the time.
         deadline_s: Longest wait for an exchange.
+        device_stream: What computations work on; the CPU's if not given. Its main stream is the
+            current one of whoever calls.
     """
 
     def __init__(
@@ -116,6 +85,7 @@ class Driver:
         post: Callable[[Callable[[], None]], None],
         now_s: Callable[[], float],
         deadline_s: float,
+        device_stream: DeviceStream | None = None,
     ) -> None:
         self._transport = transport
         self._early = transport.early
@@ -123,6 +93,7 @@ class Driver:
         self._post = post
         self._now_s = now_s
         self._deadline_s = deadline_s
+        self._device_stream = device_stream or DeviceStream()
         self._tasks: dict[Task, None] = {}  # in the order in which they began
         self._step = -1
         self._plan = Plan(())
@@ -188,7 +159,7 @@ class Driver:
         # A server waits for requests without end, wherever it is.
         busy = [task for task in self._tasks if task.deadline_from_s != math.inf]
         for task in sorted(busy, key=lambda task: task.deadline_from_s is None):
-            return f"{who} in {_described(task)}"
+            return f"{who} in {described(task)}"
         return f"{who} {'before its first step' if self._step < 0 else f'after step {self._step}'}"
 
     def waits(self) -> list[Wait]:
@@ -200,7 +171,7 @@ class Driver:
         return [
             Wait(
                 f"{task.step}/{task.unit}",
-                _described(task),
+                described(task),
                 tuple(self._transport.missing(task.key)) or others,  # a sum of the backend's
                 now - since_s,
             )
@@ -229,13 +200,14 @@ class Driver:
                 return Timeout(
                     ranks,
                     f"rank {self._transport.rank} waited {self._deadline_s:g} s for {who} in "
-                    f"{_described(task)}; if a rank may be late by more, raise exchange.deadline_s",
+                    f"{described(task)}; if a rank may be late by more, raise exchange.deadline_s",
                 )
         return None
 
     def _advance(self, task: Task, value: Any) -> None:
         try:
-            operation = task.program.send(value)
+            with at(self._device_stream, task):
+                operation = task.program.send(value)
         except StopIteration:
             self._finish(task, None)
         except CompressaError as error:
@@ -246,6 +218,9 @@ class Driver:
     def _finish(self, task: Task, error: BaseException | None) -> None:
         if task in self._tasks:
             del self._tasks[task]
+            if task.ahead:  # nothing has come for it
+                self._leave(task)
+                self._join(task)
             task.finished(error)
         if self._landing is task:
             self._landed()
@@ -285,7 +260,7 @@ class Driver:
         def finished(index: int, error: BaseException | None) -> None:
             under_way.discard(index)
             if task in self._tasks and (error is not None or not under_way):
-                task.idle_since_s = self._now_s()
+                task.ahead, task.idle_since_s = False, self._now_s()
                 self._computed(task, None, error)
 
         for index, program in enumerate(operation.programs):
@@ -322,18 +297,36 @@ class Driver:
         task.deadline_from_s = started_s = self._now_s()
         done = partial(self._done, task, operation, started_s)
         try:
-            if isinstance(operation, Exchange):
-                task.deadline_from_s += operation.grace_s
-                priority = self._plan.places.get((task.unit, task.stage), 0)
-                self._transport.exchange(task.key, operation, priority, done)
-            elif isinstance(operation, LoweredSum):
-                priority = self._plan.places.get((task.unit, task.stage), 0)
-                self._transport.sum(task.key, task.stride, operation, priority, done)
-            elif isinstance(operation, BackendAllReduce):
-                self._transport.all_reduce(operation, done)
+            with at(self._device_stream, task):
+                self._hand_over(task, operation, done)
         except CompressaError as error:
             self._ordered.order = ()  # what comes after it would meet the wrong partner
             self._finish(task, error)
+            return
+        if task.ahead:
+            self._leave(task)
+
+    def _hand_over(self, task: Task, operation: Operation, done: Done) -> None:
+        """Give an exchange to the transport."""
+        priority = self._plan.places.get((task.unit, task.stage), 0)
+        if isinstance(operation, Exchange):
+            assert task.deadline_from_s is not None
+            task.deadline_from_s += operation.grace_s
+            self._transport.exchange(task.key, operation, priority, done)
+        elif isinstance(operation, LoweredSum):
+            self._transport.sum(task.key, task.stride, operation, priority, done)
+        elif isinstance(operation, BackendAllReduce):
+            self._transport.all_reduce(operation, done)
+
+    def _leave(self, task: Task) -> None:
+        """Note what a task has done ahead."""
+        with self._device_stream.ahead():
+            task.left = self._device_stream.mark(())
+
+    def _join(self, task: Task) -> None:
+        """Have a task go on on the main stream, after what it has done ahead."""
+        self._device_stream.after([task.left])
+        task.ahead, task.left = False, None
 
     def _done(self, task: Task, operation: Operation, started_s: float, result: Any) -> None:
         """An exchange is done; from any thread, or before its launch has returned."""
@@ -351,6 +344,8 @@ class Driver:
         self._observe(task, operation, started_s, ended_s - started_s)
         task.idle_since_s = ended_s
         task.stage += task.stride * operation.exchanges
+        if task.ahead:
+            self._join(task)
         if self._early:
             self._reported.append((task, operation, result))
             self._land()
@@ -370,7 +365,3 @@ class Driver:
         """The program that was at its result has made of it what it can."""
         self._landing = None
         self._post(self._land)
-
-
-def _described(task: Task) -> str:
-    return f"stage {task.stage} of unit {task.unit} ({task.name}), step {task.step}"

@@ -1,8 +1,8 @@
 """The engine: named gradients in, their mean over the ranks out.
 
 `Engine.submit` is the single entry. It only notes what arrived; a unit whose gradients are all
-there goes to the communication thread, which drives its program, and worker threads do the encoding
-and decoding. The returned future is done when every unit that the gradients belong to is.
+there goes to the communication thread, which drives its program; worker threads encode and decode.
+The future is done when every unit that the gradients belong to is.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from compressa.compressor import Compressor
 from compressa.engine.arrivals import Arrivals
 from compressa.engine.communication import wrapped
 from compressa.engine.control.waits import OUTSIDE, Doing
-from compressa.engine.device_stream import Ticket
-from compressa.engine.driver import Task
+from compressa.engine.device_stream import Mark, Ticket
 from compressa.engine.measuring.profiler import Ledger
 from compressa.engine.measuring.stats import Stats
 from compressa.engine.measuring.timeline import Timeline
 from compressa.engine.session import CLOSE_S, Session
 from compressa.engine.sharing.link_sharing import gate_for
 from compressa.engine.start.startup import agree_on_order, sums_of
+from compressa.engine.task import Task
 from compressa.engine.undo import Undo
 from compressa.engine.units.bundles import Bundle, Bundles, following
 from compressa.engine.units.phase import Phase
@@ -125,8 +125,7 @@ class Engine:
 
         Raises:
             CompressaError: The engine has failed earlier; the same error again.
-            StateError: The last step is not complete, a name is unknown, or a gradient has another
-                shape or is on another device.
+            StateError: The last step is not complete, or a gradient is not as it is due.
         """
         if self._error is not None or self.device_stream.asynchronous:
             self.check()
@@ -135,7 +134,7 @@ class Engine:
         mark = self.device_stream.mark(gradients.values())
         with self._lock:
             if step != self._context.step or not self._arrivals.missing:
-                self._begin(step, loss_scale, hold_zeros)
+                self._begin(step, loss_scale, hold_zeros, mark)
             complete = self._arrivals.arrive(gradients, mark, ticket)
             if self.tracer.on:
                 self._timeline.arrived(step, gradients.keys(), complete)
@@ -187,7 +186,7 @@ class Engine:
         if self.tracer.on:
             self._timeline.begin_wait()
         try:
-            self.device_stream.follow(self._communication.wait(tickets))
+            self.device_stream.after(self._communication.wait(tickets))
         finally:
             self._doing.begin(f"{OUTSIDE}, after step {self.step}")
         seconds = time.perf_counter() - started_s
@@ -210,8 +209,7 @@ class Engine:
         """Give back what a skipped step sent; residuals are final afterwards.
 
         Raises:
-            CompressaError: The engine has failed: what the last step left behind is no state to go
-                on from.
+            CompressaError: The engine has failed: the last step has left no state to go on from.
         """
         if self._failure is not None:
             raise self._failure
@@ -286,7 +284,7 @@ class Engine:
             )
         self.session.close(wait_s)
 
-    def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:
+    def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool, mark: Mark) -> None:
         if self._arrivals.open:
             raise StateError(
                 f"step {step} began before every gradient of step {self._context.step} was "
@@ -297,6 +295,7 @@ class Engine:
         if self.tracer.on is not self._timeline.watched:
             self._timeline.watch(self.transport)
             self._communication.begun = self._timeline.begun if self.tracer.on else None
+        self.device_stream.follow(mark)  # the caller may have written to the state
         if self._rollback is not None:
             self._give_back()
         if step != self._expected or step >= self._phase.end_step:
@@ -316,6 +315,7 @@ class Engine:
         if self.undo is not None:
             with self.device_stream.current():
                 self.undo.keep(step)
+        self.device_stream.catch_up()
 
     def _replan(self, step: int) -> None:
         """Follow another plan, if there is one from this step on."""

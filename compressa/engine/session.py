@@ -25,9 +25,9 @@ from compressa.engine.communication import Communication
 from compressa.engine.control.control import Control
 from compressa.engine.control.waits import Activity, Doing
 from compressa.engine.device_stream import DeviceStream
-from compressa.engine.driver import Task
 from compressa.engine.start import process_groups, startup
 from compressa.engine.start.link_file import Shared
+from compressa.engine.task import Task
 from compressa.errors import CompressaError, StateError, Timeout, TransportError
 from compressa.schedulers import Plan, Transfer
 from compressa.transports.base import Transport
@@ -168,7 +168,7 @@ class Session:
             else:
                 done.set_exception(error)
 
-        self.communication.start(Task(unit, name, step, program, finished, stage))
+        self.communication.start(Task(unit, name, step, program, finished, stage, ahead=False))
         return done
 
     def wait(self, future: Future[None]) -> None:

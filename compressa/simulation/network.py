@@ -14,7 +14,8 @@ from compressa.collectives.base import BackendAllReduce, Compute, Operation
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.engine.driver import ComputeDone, Driver
+from compressa.engine.task import Task
 from compressa.errors import CompressaError
 from compressa.schedulers import Link
 from compressa.simulation.phantoms import META, load_of

@@ -14,7 +14,8 @@ from functools import partial
 from typing import NamedTuple
 
 from compressa.collectives.base import Compute, Operation
-from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.engine.driver import ComputeDone, Driver
+from compressa.engine.task import Task
 from compressa.simulation.job import Job
 from compressa.simulation.network import PhantomTransport, received_bytes
 from compressa.simulation.phantoms import load_of, made, phantom_program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
-from compressa.engine.driver import Task
+from compressa.engine.task import Task
 from compressa.simulation.job import Job
 from compressa.tracing import Span, Trace
 from compressa.transports.base import Key

@@ -16,7 +16,9 @@ from compressa.aggregators.base import State, StepContext, World
 from compressa.collectives.base import Compute
 from compressa.compressor import Compressor
 from compressa.config import Exchange
-from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.engine.device_stream import CudaDeviceStream, DeviceStream
+from compressa.engine.driver import ComputeDone, Driver
+from compressa.engine.task import Task, at
 from compressa.engine.units.phase import Phase, StepPlan
 from compressa.engine.units.sums import Sums
 from compressa.engine.units.units import UnitSizes
@@ -28,6 +30,7 @@ from compressa.transports.staged import Staged, When
 from compressa.transports.watcher import Callback
 
 Gradients = dict[str, torch.Tensor]
+CPU_STREAM = DeviceStream()
 
 
 class Rules(NamedTuple):
@@ -69,17 +72,21 @@ class LoopbackRank:
         self.error: BaseException | None = None
         self._rules = rules
         self._transport: Transport = transport
+        self._device_stream = CPU_STREAM
         if rules.device.type == "cuda":
-            self._transport = Staged(transport, torch.cuda.current_stream(), _waiting(clock))
+            stream = torch.cuda.current_stream()
+            self._transport = Staged(transport, stream, _waiting(clock))
+            self._device_stream = CudaDeviceStream(rules.device, stream)
         hosts = rules.hosts[: transport.size]
         self._sums = Sums(self._transport, rules.exchange.algorithm, hosts)
         self._unfinished: set[int] = set()
         self._driver = Driver(
             self._transport,
-            compute_now,
+            partial(compute_now, device_stream=self._device_stream),
             lambda event: clock.at(clock.now_s, event),
             lambda: clock.now_s,
             rules.deadline_s,
+            self._device_stream,
         )
         transport.failed = self._driver.fail
         # All state is there from the start, as in the engine.
@@ -114,6 +121,7 @@ class LoopbackRank:
         self._unfinished, self.error = set(order), None
 
         def start() -> None:
+            self._device_stream.catch_up()
             for index in order:
                 self._driver.start(self._task(index, context))
 
@@ -152,16 +160,23 @@ def _waiting(clock: VirtualClock) -> When:
     return when
 
 
-def compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:
+def compute_now(
+    task: Task,
+    operation: Compute,
+    done: ComputeDone,
+    device_stream: DeviceStream = CPU_STREAM,
+) -> None:
     """Compute where it is asked for; what the engine would call an error, is one here.
 
     Args:
-        task: Whose computation, of no account here.
+        task: Whose computation.
         operation: What is computed.
         done: Called before this returns, with the value or a CompressaError; others are raised.
+        device_stream: Where.
     """
     try:
-        value = operation.work()
+        with at(device_stream, task):
+            value = operation.work()
     except CompressaError as error:
         done(None, error)
     else:

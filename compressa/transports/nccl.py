@@ -65,7 +65,8 @@ class NcclTransport(Transport):
     Args:
         group: A NCCL process group that nobody else uses.
         epoch: Epoch of the transport.
-        stream: On which buffers are made and used; current on the thread that drives this.
+        stream: On which what was received is used. What is sent was made on the stream that is
+            current when an exchange is launched.
         deadline_s: How long a call may take, with what it gives to the GPU.
         failed: Called once, from any thread, when something takes longer, or the GPU fails.
         part: Waits, at most so many seconds, until every rank is about to close its transport.
@@ -161,7 +162,7 @@ class NcclTransport(Transport):
             self._add(what, exchange, self._exact_call(exchange), done, dict(exchange.incoming))
         else:
             lengths = Lengths(exchange, self.rank, self._stream.device)
-            ready = self._stream.record_event()
+            ready = self._reached()
             self._order.add(partial(self._begin, what, exchange, lengths, ready, done))
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
@@ -245,6 +246,11 @@ class NcclTransport(Transport):
         except RuntimeError as error:
             raise call_failed("NCCL", error) from error
 
+    def _reached(self) -> torch.cuda.Event:
+        """Where the caller's current stream is, which has made what is sent."""
+        event: torch.cuda.Event = torch.cuda.current_stream(self._stream.device).record_event()
+        return event
+
     def _exact_call(self, exchange: Exchange) -> _Call:
         parts = exchange.gathered
         if parts is None:
@@ -262,7 +268,7 @@ class NcclTransport(Transport):
         self, what: str, operation: Operation, call: _Call, done: Done, result: Received
     ) -> None:
         """Launch a call in its turn, which is all of an operation."""
-        ready = self._stream.record_event()
+        ready = self._reached()
 
         def launch() -> bool:
             launched = self._launch(what, operation, call, ready, done)
@@ -328,6 +334,8 @@ class NcclTransport(Transport):
         kept = self._under_way.setdefault(id(operation), _UnderWay(operation, end))
         kept.end = end
         kept.buffers += call.buffers
+        for buffer in call.buffers:  # when they are let go, the stream has been told to wait
+            buffer.record_stream(self._stream)
         return True
 
 

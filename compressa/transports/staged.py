@@ -38,7 +38,7 @@ class Staged(Transport):
 
     Args:
         inner: What carries pinned memory; owned from now on.
-        stream: On which buffers are made and used.
+        stream: On which what was received is used.
         when: Calls back, on the thread that drives `inner`, when an event is reached; None for a
             `Watcher` on the reactor's thread.
         piece_bytes: Length of a piece.
@@ -91,8 +91,9 @@ class Staged(Transport):
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Carry out an exchange of buffers on the GPU, piece by piece; see `Transport.exchange`.
 
-        It begins when the stream has come to what was given to it until now. `done` is called when
-        the stream waits for the copies of all that was received, or with the first error.
+        It begins when the caller's current stream has come to what was given to it until now.
+        `done` is called when the stream waits for the copies of all that was received, or with the
+        first error.
         """
         pieces = self._pieces(exchange)
         self._parts[key] = len(pieces)
@@ -169,11 +170,11 @@ class Staged(Transport):
         return [_piece(exchange, start, start + self._piece_bytes) for start in starts]
 
     def _order_copies(self) -> None:
-        """Copies begin when what was given to the stream until now is done.
+        """Copies begin when what was given to the caller's current stream until now is done.
 
         Those back to the GPU do so, too: nothing is received before something could be sent.
         """
-        self._out.wait_event(self._stream.record_event())
+        self._out.wait_event(torch.cuda.current_stream(self._stream.device).record_event())
 
     def _copied_out(self, buffers: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Copy each buffer once, however many peers it goes to."""

@@ -1,5 +1,7 @@
 """Machine code of the sources, compiled once for a kind of GPU and kept on disk.
 
+One process of a host compiles a source; the others wait for its file.
+
 CuPy's own way, ``RawModule(code=...)``, puts ``-ftz=true`` behind all other options: numbers too
 small to be normal would become zeros, and bits differ from those of every other device. So NVRTC is
 called by CuPy's compiler itself, which adds the GPU's architecture and nothing that changes a bit.
@@ -9,6 +11,7 @@ The folder is ``COMPRESSA_CACHE_DIR``, or else ``compressa`` in ``XDG_CACHE_HOME
 
 from __future__ import annotations
 
+import fcntl
 import os
 from hashlib import sha256
 from pathlib import Path
@@ -35,7 +38,11 @@ def machine_code(cupy: Any, source: str) -> Path:
         name = f"{source}-{sha256(repr(facts).encode()).hexdigest()[:32]}.cubin"
         path = _folder() / name
         if not path.exists():
-            _keep(path, _compiled(cupy, source, text))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.with_suffix(".lock").open("a") as lock:  # let go however its holder ends
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not path.exists():
+                    _keep(path, _compiled(cupy, source, text))
         return path
     except OSError as error:
         raise KernelUnavailable(
@@ -64,7 +71,6 @@ def _folder() -> Path:
 
 def _keep(path: Path, code: bytes) -> None:
     """Write a file that other processes see whole, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(code)
     os.replace(file.name, path)

@@ -2,13 +2,15 @@
 
 A source is compiled when one of its kernels is first launched (`_compiled.py`), with the options
 that give the same bits as everywhere: no contraction of a * b + c, denormals kept, division and
-square root rounded as IEEE says.
+square root rounded as IEEE says. All its kernels are loaded then: CUDA would load each at its
+first launch, which may wait for kernels that are running, and is no part of a graph.
 
-Nothing but `Gpu.read` waits for the GPU, so that launches can be captured in a graph.
+After that nothing but `Gpu.read` waits for the GPU, so that launches can be captured in a graph.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from functools import cache
 from types import ModuleType
@@ -24,6 +26,8 @@ from ._device import Argument
 from ._parameters import Kernel
 
 _TO_HOST = 2  # cudaMemcpyDeviceToHost
+_KERNEL = re.compile(rb"\0\.text\.(\w+)(?=\0)")
+"""A section of machine code that holds a kernel."""
 
 
 class Host(Protocol):
@@ -76,7 +80,7 @@ class Gpu:
     def __init__(self) -> None:
         self._cupy = _cupy()
         self._host: Host = _CuPyHost(self._cupy)
-        self._modules: dict[str, Any] = {}
+        self._functions: dict[str, dict[str, Any]] = {}
         self._kernels: dict[tuple[str, str], Kernel] = {}
         self._thread = _Thread()
         device = self._cupy.cuda.Device()
@@ -87,7 +91,7 @@ class Gpu:
         host = _hosts[0] if _hosts else self._host
         kernel = self._kernels.get((source, name))
         if kernel is None:
-            function, start = self._loaded(source, name), self._cupy.cuda.driver.launchKernel
+            function, start = self._loaded(source)[name], self._cupy.cuda.driver.launchKernel
             kernel = self._kernels[source, name] = Kernel(function, start, arguments)
         if not self._thread.has_context:
             self._cupy.cuda.runtime.memGetInfo()  # as CuPy does: any call gives it to the thread
@@ -123,15 +127,18 @@ class Gpu:
         return int(number[0])
 
     def prepare(self, source: str) -> None:
-        """Compile a source, unless that has been done."""
-        machine_code(self._cupy, source)
+        """Compile a source and load all its kernels, unless that has been done."""
+        self._loaded(source)
 
-    def _loaded(self, source: str, name: str) -> Any:
-        module = self._modules.get(source)
-        if module is None:
-            path = str(machine_code(self._cupy, source))
-            module = self._modules[source] = self._cupy.RawModule(path=path)
-        return module.get_function(name).kernel
+    def _loaded(self, source: str) -> dict[str, Any]:
+        functions = self._functions.get(source)
+        if functions is None:
+            path = machine_code(self._cupy, source)
+            module = self._cupy.RawModule(path=str(path))
+            names = {found.decode() for found in _KERNEL.findall(path.read_bytes())}
+            functions = {name: module.get_function(name).kernel for name in sorted(names)}
+            self._functions[source] = functions
+        return functions
 
 
 @cache

@@ -23,7 +23,8 @@ from compressa.codecs.base import Codec
 from compressa.collectives.base import Program
 from compressa.collectives.digraphs import Digraph, exponential, ring, weighted
 from compressa.collectives.neighbours import neighbours
-from compressa.engine.driver import Driver, Task
+from compressa.engine.driver import Driver
+from compressa.engine.task import Task
 from compressa.errors import PeerLost
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing.rank import compute_now

@@ -13,7 +13,8 @@ from compressa.collectives import Compute, DenseValues, Program, round_robin
 from compressa.collectives.accumulator import Span
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.engine.driver import Driver, Task
+from compressa.engine.driver import Driver
+from compressa.engine.task import Task
 from compressa.errors import PeerLost
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback

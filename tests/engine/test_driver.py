@@ -19,7 +19,8 @@ from compressa.codecs import Int8, NoCompression, TopK
 from compressa.collectives import Compute, Exchange
 from compressa.collectives.base import Together
 from compressa.compressor import Compressor
-from compressa.engine.driver import Driver, Task
+from compressa.engine.driver import Driver
+from compressa.engine.task import Task
 from compressa.errors import PayloadError, PeerLost, StateError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld

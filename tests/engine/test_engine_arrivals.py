@@ -106,11 +106,18 @@ def test_answers_serve_again_once_they_are_judged(device_stream: CudaDeviceStrea
         device_stream.check_received()
 
 
-def test_work_that_fails_leaves_no_answer(device_stream: CudaDeviceStream) -> None:
+def test_work_that_fails_leaves_an_answer_that_blames_nobody_and_serves_again(
+    device_stream: CudaDeviceStream,
+) -> None:
     with pytest.raises(ValueError, match="do not match"), device_stream.checking("a unit"):
-        check_two(5)
-    device_stream.check_received(wait=True)
+        check_two(9)
     assert not answers_come_later()
+    device_stream.check_received(wait=True)
+    with mock.patch("compressa.engine.device_stream._Answer") as made:
+        with device_stream.checking("the next"):
+            check(2)
+        device_stream.check_received(wait=True)
+        made.assert_not_called()
 
 
 @pytest.mark.parametrize("field", ["codec", "epoch", "step", "unit", "elems", "body_bytes"])

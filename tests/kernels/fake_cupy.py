@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from typing import Any
 from compressa.kernels.cuda import _gpu
 from compressa.kernels.cuda._device import OPTIONS
 
-CODE = b"machine code"
+NAMES = ("clear_answer", "find_flushed", "quantize_8_by_warps", "quantize_8_by_ctas")
+CODE = b"".join(b"\0.text." + name.encode() for name in NAMES) + b"\0machine code"
 
 
 class FakeCuPy(SimpleNamespace):
@@ -22,6 +24,8 @@ class FakeCuPy(SimpleNamespace):
         launched: Name, grid, block and stream of every launch.
         compiled: Name of every source that was compiled.
         does: What kernels of some names do, given the address of their parameters' addresses.
+        names: Name of every kernel that was loaded.
+        loaded: Every file of machine code that was loaded.
         bound: The threads that have the GPU's context.
     """
 
@@ -32,10 +36,12 @@ class FakeCuPy(SimpleNamespace):
         self.does: dict[str, Callable[[int], object]] = {}
         self.bound: set[int] = set()
         self.names: list[str] = []
+        self.loaded: list[str] = []
         self.gpus: int | Exception = 1
         self.memory: Exception | None = None
         self.place = 4096
         self.compiler: Exception | None = None
+        self.compiles_s = 0.0
         runtime = SimpleNamespace(
             getDeviceCount=self._count,
             getDevice=lambda: 0,
@@ -57,11 +63,13 @@ class FakeCuPy(SimpleNamespace):
 
     def RawModule(self, path: str) -> Any:  # noqa: N802
         assert Path(path).read_bytes() == CODE
+        self.loaded.append(path)
         return SimpleNamespace(get_function=self._get_function)
 
     def _compile(self, text: str, options: tuple[str, ...], filename: str) -> tuple[bytes, None]:
         if self.compiler is not None:
             raise self.compiler
+        time.sleep(self.compiles_s)
         assert "__global__" in text
         assert options == OPTIONS  # nothing that flushes denormals, or contracts
         self.compiled.append(filename)

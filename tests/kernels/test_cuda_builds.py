@@ -8,6 +8,7 @@ from importlib.metadata import version
 import nvrtc
 import pytest
 from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
+from compressa.kernels.cuda._gpu import _KERNEL
 from cuda_registers import ARCHITECTURES, SOURCES, TABLE, digest, listed, needs
 from emulated_cuda import HEADER
 
@@ -54,6 +55,14 @@ def test_the_table_says_what_the_compiler_says(source: str) -> None:
     found = [one._replace(name=f"{source}: {one.name}") for one in needs(source, COMPILED_HERE)]
     assert found
     assert [said.get(one.name) for one in found] == found, "run python tests/cuda_registers.py"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_120"])
+def test_machine_code_names_the_kernels_that_are_loaded(architecture: str) -> None:
+    code, _ = nvrtc.compiled(source_text("topk"), architecture, OPTIONS)
+    names = [found.decode() for found in _KERNEL.findall(code)]
+    assert sorted(names) == sorted(one.name for one in needs("topk", architecture))
 
 
 @needs_nvrtc

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from compressa.kernels.cuda._device import HOME, Table
 from compressa.kernels.cuda._parameters import Kernel
 from compressa.kernels.device_array import DeviceArray
 from emulated_cuda import library
-from fake_cupy import FakeCuPy, forget
+from fake_cupy import NAMES, FakeCuPy, forget
 
 KINDS = (HOME / "_kernel.cuh").read_text().replace("#pragma once\n", "")
 
@@ -204,8 +205,34 @@ def test_what_was_compiled_is_found_by_the_next_process(cupy: FakeCuPy, tmp_path
     forget()  # as in a new process
     quantize()
     assert cupy.compiled == ["blockwise.cu"]
-    (kept,) = (tmp_path / "cache").iterdir()
-    assert kept.suffix == ".cubin"
+    (kept,) = (tmp_path / "cache").glob("*.cubin")
+    assert kept.name.startswith("blockwise-")
+
+
+def test_processes_that_begin_together_compile_a_source_once(cupy: FakeCuPy) -> None:
+    cupy.compiles_s = 0.2
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda gpu: gpu.prepare("blockwise"), [_gpu.Gpu() for _ in range(4)]))
+    assert cupy.compiled == ["blockwise.cu"]
+    assert len(cupy.loaded) == 4
+
+
+def test_no_launch_but_the_first_of_a_source_loads_anything(cupy: FakeCuPy) -> None:
+    quantize()
+    assert sorted(cupy.names) == sorted(NAMES)
+    loaded, cupy.loaded = cupy.loaded, []
+    assert len(loaded) == 1
+    cupy.names.append("the end")
+    quantize()
+    _gpu.current().launch("blockwise", "quantize_8_by_ctas", 1, ())
+    assert cupy.names[-1] == "the end"
+    assert not cupy.loaded
+
+
+def test_a_source_is_loaded_whole_when_it_is_prepared(cupy: FakeCuPy) -> None:
+    _gpu.current().prepare("blockwise")
+    assert sorted(cupy.names) == sorted(NAMES)
+    assert not cupy.launched
 
 
 def test_another_kind_of_gpu_has_code_of_its_own(cupy: FakeCuPy) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ordered_loopback import OrderedLoopback
 
 from compressa.collectives.base import Exchange, Program
-from compressa.engine.driver import Driver, Task
+from compressa.engine.driver import Driver
+from compressa.engine.task import Task
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback
 from compressa.transports.loopback_port import Port

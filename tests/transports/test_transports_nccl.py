@@ -15,7 +15,7 @@ import torch
 from _until import until
 from emulated_nccl import Fabric, OneOf
 from emulated_streams import DEVICE, UNFINISHED, Event, current_stream
-from emulated_torch import emulated_torch, on_cpu, on_gpu
+from emulated_torch import CudaTensor, emulated_torch, on_cpu, on_gpu
 
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import PayloadError, Timeout, TransportError
@@ -105,6 +105,31 @@ def test_messages_of_unknown_length_are_padded_and_cut(transport: NcclTransport,
     data = torch.arange(size, dtype=torch.uint8)
     received = to_itself(transport, data, 40, exact=False)
     assert torch.equal(on_cpu(received[0]), data)
+
+
+def sent_ahead(transport: NcclTransport, values: torch.Tensor) -> torch.Tensor:
+    """Send what another stream has made, whose memory that stream uses again; return what comes."""
+    room = torch.zeros(40, dtype=torch.uint8, device=DEVICE)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        values = on_gpu(values)
+        exchange = Exchange({0: values + values}, {0: room}, False, {0: 40})
+        transport.exchange(KEY, exchange, 0, lambda received: None)
+        exchange.outgoing.clear()
+        transport.land(exchange)
+        torch.empty(8, device=DEVICE)  # of the memory that was let go
+        torch.cuda.current_stream().synchronize()
+    torch.cuda.current_stream().synchronize()
+    return on_cpu(room)
+
+
+def test_what_another_stream_has_made_is_sent_when_it_is_made_and_kept_until_then(
+    transport: NcclTransport,
+) -> None:
+    values = torch.arange(40, dtype=torch.uint8)
+    assert torch.equal(sent_ahead(transport, values), 2 * values)
+    assert torch.equal(sent_ahead(transport, values[:39])[:39], 2 * values[:39])
+    with mock.patch.object(CudaTensor, "record_stream"):
+        assert not torch.equal(sent_ahead(transport, values), 2 * values)
 
 
 @pytest.mark.parametrize("length", [-1, 41, 2**62])

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from compressa.collectives.base import BackendAllReduce, Exchange, LoweredSum, Operation
-from compressa.engine.driver import Task
 from compressa.engine.measuring.lock_probe import LockProbe
+from compressa.engine.task import Task
 from compressa.engine.units.phase import Phase
 from compressa.tracing import CAME, LEFT, Reading, Span, ThreadClock, Tracer, spent
 from compressa.transports.base import Key, Transport

@@ -108,7 +108,7 @@ def _carry(
         while under_way and _length(under_way) + bucket.size_bytes > sizes.window_bytes:
             finish()
         memory = bucket.open(device_stream.device, fill=holds)
-        device_stream.after([device_stream.mark([memory])])
+        device_stream.follow(device_stream.mark([memory]))
         task = program(number, memory)
         future = session.start(task, step=number + 1, name=f"bucket of {bucket.name}")
         under_way.append((future, bucket, memory))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from compressa.aggregators.base import State, StepContext, World
+from compressa.aggregators.base import CPU, State, StepContext, World
 from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
 from compressa.compressor import Compressor
 from compressa.engine.units.sums import Sums
@@ -35,6 +35,7 @@ class Lockstep:
         exchange: As in `compressa.aggregators.World`.
         algorithm: As in the configuration's `exchange`.
         unit_bytes: Dense bytes at which a unit is full.
+        device: Where all ranks have their gradients and state.
 
     Attributes:
         states: Each rank's state.
@@ -50,8 +51,9 @@ class Lockstep:
         exchange: str = "auto",
         algorithm: str = "auto",
         unit_bytes: int = 1 << 30,
+        device: torch.device = CPU,
     ) -> None:
-        self.states = [State() for _ in range(size)]
+        self.states = [State(device) for _ in range(size)]
         self.next_step = 0
         # These transports are asked for rank and size only.
         self._sums = [Sums(transport, algorithm) for transport in Loopback(size).transports]

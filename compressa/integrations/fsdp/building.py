@@ -102,4 +102,7 @@ class Builder:
         if session.device_stream.device.type == "cpu":
             codings = sorted({repr(x) for x in (*plan.codings.values(), *plan.weights.values())})
             compile_once(f"fsdp {codings}", work)
+        else:
+            with session.device_stream.current():
+                work()
         session.all_gather(b"", "compiled kernels", session.config.exchange.deadline_s + PATIENCE_S)

@@ -179,7 +179,7 @@ class Shards:
             if self._counted and isinstance(error, TransportError):
                 error.locate(self._counted)
             raise
-        self.session.device_stream.follow(marks)
+        self.session.device_stream.after(marks)
         sent.ledger.exposed_s += time.perf_counter() - begun_s
         after = self.session.transport.traffic
         return Sent(
