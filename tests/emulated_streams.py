@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -58,9 +58,11 @@ class Stream:
             time.sleep(0.001)
 
     def synchronize(self) -> None:
+        _refuse_in_capture()
         self.reach(self._given)
 
     def query(self) -> bool:
+        _refuse_in_capture()
         return self.done(self._given)
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -92,6 +94,7 @@ class Event:
         (stream or current_stream()).wait_event(self)
 
     def synchronize(self) -> None:
+        _refuse_in_capture()
         if self.place is not None:
             self.place[0].reach(self.place[1])
 
@@ -102,6 +105,7 @@ class Event:
 
     def query(self) -> bool:
         """Whether it is reached; a GPU goes on by itself, so asking often enough helps."""
+        _refuse_in_capture()
         return self.place is None or self.place[0].run_until(self.place[1])
 
 
@@ -110,7 +114,10 @@ class Emulation(threading.local):
 
     current: Stream | None = None
     lock = threading.RLock()
+    relaxed = False
     eager: random.Random | None = None
+    captured: Stream | None = None
+    broken: ClassVar[list[str]] = []
     default: Stream | None = None
 
     def draw_eager(self) -> bool:
@@ -129,6 +136,27 @@ def current_stream(device: Any = None) -> Stream:
 
 def set_stream(stream: Stream) -> None:
     _emulation.current = stream
+
+
+@contextmanager
+def capture() -> Iterator[list[str]]:
+    """Capture the current stream, as torch does; give the threads that break it."""
+    Emulation.captured, Emulation.broken = current_stream(), []
+    try:
+        yield Emulation.broken
+    finally:
+        Emulation.captured = None
+
+
+def relax() -> None:
+    """What this thread calls breaks no capture."""
+    _emulation.relaxed = True
+
+
+def _refuse_in_capture() -> None:
+    if Emulation.captured is not None and not _emulation.relaxed:
+        Emulation.broken.append(threading.current_thread().name)
+        raise RuntimeError("operation not permitted when stream is capturing")
 
 
 @contextmanager

@@ -32,11 +32,15 @@ from emulated_streams import (
     Event,
     Stream,
     current_stream,
+    relax,
     set_stream,
     stream_context,
 )
 from torch.utils._pytree import tree_flatten, tree_map
 
+from compressa.transports import gpu_threads
+
+RELAXED = 2
 _FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "randn", "empty_strided")
 _VIEWS = {
     *("__getitem__", "view", "split", "as_strided", "reshape", "flatten", "unsqueeze", "squeeze"),
@@ -257,6 +261,16 @@ class StreamedEmulated(Emulated):
         return super().read(array)
 
 
+class Driver:
+    """CUDA's, as much of it as is called."""
+
+    @staticmethod
+    def cuThreadExchangeStreamCaptureMode(mode: Any) -> int:  # noqa: N802
+        assert mode._obj.value == RELAXED
+        relax()
+        return 0
+
+
 @contextmanager
 def emulated_torch(seed: int | None = None) -> Iterator[None]:
     """Give torch a GPU for a while.
@@ -277,6 +291,7 @@ def emulated_torch(seed: int | None = None) -> Iterator[None]:
         "device_count": lambda: 1,
         "set_device": lambda device: None,
         "device": lambda device: nullcontext(),
+        "is_current_stream_capturing": lambda: Emulation.captured is current_stream(),
         "synchronize": lambda device=None: Emulation.default.synchronize(),
     }
     with ExitStack() as patched:
@@ -285,6 +300,7 @@ def emulated_torch(seed: int | None = None) -> Iterator[None]:
         for name, value in names.items():
             patched.enter_context(mock.patch.object(torch.cuda, name, value))
         patched.enter_context(running_on(StreamedEmulated(seed or 0)))
+        patched.enter_context(mock.patch.object(gpu_threads, "_driver", Driver))
         try:
             yield
         finally:

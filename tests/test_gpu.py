@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,9 @@ import torch.distributed as dist
 from _conforming import ManyWeights, digest, gradients, means
 from _ranks import Group, same, settings
 from _transports import ON_HOST
+from compressa.kernels.cuda._gpu import current
+from engines import engine_over
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
@@ -19,12 +25,15 @@ from compressa.codecs import Codec, Draw, NoCompression, Threshold, TopK
 from compressa.codecs.payload import HEADER_BYTES, Header, read_header, write_header
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.compressors import COMPRESSORS
-from compressa.config import Config
+from compressa.config import Config, load_config, parameter_infos
+from compressa.engine.compilation import compile_kernels
 from compressa.engine.device_stream import CudaDeviceStream
 from compressa.engine.start import process_groups
+from compressa.testing import LoopbackWorld
 from compressa.transports.base import Key
+from compressa.transports.gpu_threads import work_on
 from compressa.transports.nccl import NcclTransport
-from compressa.transports.reactor import Reactor
+from compressa.wrappers import ErrorFeedback
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -189,6 +198,104 @@ def test_a_header_can_be_captured_and_is_there_after_each_replay() -> None:
         graph.replay()
         assert read_header(payload) == header
         assert not payload[HEADER_BYTES:].any()
+
+
+def ahead_of_a_busy_stream() -> list[bool]:
+    """Encode a unit while the main stream is busy; return what was done by then, and is in the end.
+
+    The world is of one, where nothing is decoded; what waits is anything on the main stream.
+    """
+    torch.cuda.set_device(0)
+    net = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2)))
+    streams, codec = CudaDeviceStream(torch.device("cuda", 0)), codec_of("int8")
+    config = load_config({"compressor": "int8", "exchange": {"unit_bytes": 1 << 20}})
+    names = [name for name, _ in net.named_parameters()]
+    engine = engine_over(
+        parameter_infos(net), dict.fromkeys(names, codec), config=config, device_stream=streams
+    )
+    given = {name: torch.ones(512, 512, device="cuda") for name in names}
+    for step in range(2):  # the first one allocates
+        tickets = [engine.submit({names[0]: given[names[0]]}, step=step)]
+        with streams.current():
+            torch.cuda._sleep(400_000_000)  # a fifth of a second
+        tickets += [engine.submit({names[1]: given[names[1]]}, step=step)]
+        for ticket in tickets:
+            ticket.result(10.0)
+        with streams.ahead():
+            torch.cuda.current_stream().synchronize()
+        early = not streams.stream.query()
+        engine.wait(tickets)
+    torch.cuda.current_stream().synchronize()
+    right = all(torch.allclose(x, torch.ones_like(x)) for x in given.values())
+    engine.close()
+    return [early, right]
+
+
+def test_a_unit_is_encoded_while_the_main_stream_waits() -> None:
+    assert ahead_of_a_busy_stream() == [True, True]
+
+
+def test_threads_of_ours_break_no_capture() -> None:
+    device, over, failed = torch.device("cuda", 0), threading.Event(), list[BaseException]()
+    x = torch.zeros(1000, device=device)
+    x.add_(1)
+
+    def look() -> None:
+        try:
+            work_on(device)
+            while not over.wait(1e-3):
+                with torch.cuda.stream(torch.cuda.Stream(device)):
+                    event = torch.cuda.current_stream().record_event()
+                    event.query()
+                    event.synchronize()
+                    torch.empty(3 << 20, device=device)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(100):
+                x.add_(1)
+                over.wait(2e-3)
+    finally:
+        over.set()
+        thread.join()
+    assert not failed
+    graph.replay()
+    assert x.eq(101).all()
+
+
+def test_no_kernel_is_loaded_after_registration() -> None:
+    codec, device = codec_of("int8"), torch.device("cuda", 0)
+    net = nn.Linear(300, 300)
+    compressors = {name: ErrorFeedback(codec=codec) for name, _ in net.named_parameters()}
+    infos = parameter_infos(net)
+    compile_kernels(infos, compressors, Config(), 3, device)
+    with mock.patch.object(current()._cupy, "RawModule", side_effect=AssertionError("loaded")):
+        world = LoopbackWorld(3, infos, compressors, device=device)
+        for _ in range(2):
+            world.step([{p.name: torch.ones(p.shape, device=device) for p in infos}] * 3)
+
+
+def test_a_child_that_is_forked_after_the_imports_can_use_the_gpu() -> None:
+    script = """
+import os
+import compressa, compressa.engine.opening, compressa.kernels.cuda._gpu, torch
+child = os.fork()
+if not child:
+    code = 1
+    try:
+        code = int(torch.ones(1, device="cuda").item()) - 1
+    finally:
+        os._exit(code)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 MANY, TAIL = 2**31 + 4096, 4096

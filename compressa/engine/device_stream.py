@@ -30,6 +30,7 @@ from compressa.arrays import as_array
 from compressa.engine.start.cores import work_alone
 from compressa.errors import BackendUnavailable, PayloadError, StateError
 from compressa.kernels import KernelUnavailable, cuda
+from compressa.transports.gpu_threads import work_on
 
 Mark = torch.cuda.Event | None
 """What a stream was given until then; None where nothing has to be waited for."""
@@ -196,10 +197,28 @@ class CudaDeviceStream(DeviceStream):
         self._due: deque[_Answer] = deque()
         self._free: list[_Answer] = []
 
+    def check(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Check where gradients are, and that no graph is captured on the caller's stream.
+
+        Args:
+            gradients: By parameter name.
+
+        Raises:
+            StateError: One is on another device, or the stream is captured.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise StateError(
+                "gradients came while their stream is captured in a CUDA graph, and exchanges can "
+                "be no part of one; capture parts of the model by "
+                "torch.cuda.make_graphed_callables before you wrap it, whose replays are combined "
+                "as ever, or capture backward passes under no_sync() only"
+            )
+        super().check(gradients)
+
     def adopt(self) -> None:
         """Make device and main stream the thread's current ones, and use no further threads."""
         work_alone()
-        torch.cuda.set_device(self.device)
+        work_on(self.device)
         torch.cuda.set_stream(self.stream)
 
     def current(self) -> AbstractContextManager[Any]:

@@ -127,9 +127,9 @@ class Engine:
             CompressaError: The engine has failed earlier; the same error again.
             StateError: The last step is not complete, or a gradient is not as it is due.
         """
+        self.device_stream.check(gradients)  # first: it calls nothing that breaks a capture
         if self._error is not None or self.device_stream.asynchronous:
             self.check()
-        self.device_stream.check(gradients)
         ticket: Ticket = Future()
         mark = self.device_stream.mark(gradients.values())
         with self._lock:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from compressa.transports.gpu_threads import work_on
+
 _TICK_S = 0.25
 _PAUSE_S = 0.001
 
@@ -116,7 +118,7 @@ class Watchdog:
             self._thread.join(2 * _TICK_S)
 
     def _run(self) -> None:
-        torch.cuda.set_device(self._stream.device)
+        work_on(self._stream.device)
         while not self._closing.wait(_TICK_S):
             try:
                 first = self._first()

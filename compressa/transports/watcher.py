@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from compressa.transports.gpu_threads import work_on
+
 Callback = Callable[[], None]
 
 
@@ -47,7 +49,7 @@ class Watcher:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        torch.cuda.set_device(self._device)
+        work_on(self._device)
         while (item := self._watched.get()) is not None:
             event, callback = item
             try:

@@ -6,10 +6,13 @@ square root rounded as IEEE says. All its kernels are loaded then: CUDA would lo
 first launch, which may wait for kernels that are running, and is no part of a graph.
 
 After that nothing but `Gpu.read` waits for the GPU, so that launches can be captured in a graph.
+With ``COMPRESSA_DEBUG=launch`` in the environment, each launch is waited for: what goes wrong in a
+kernel is told with its name, and not by whatever is called next.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from functools import cache
@@ -25,6 +28,7 @@ from ._compiled import machine_code
 from ._device import Argument
 from ._parameters import Kernel
 
+_DEBUG = "launch"
 _TO_HOST = 2  # cudaMemcpyDeviceToHost
 _KERNEL = re.compile(rb"\0\.text\.(\w+)(?=\0)")
 """A section of machine code that holds a kernel."""
@@ -74,7 +78,8 @@ class Gpu:
     """The current GPU.
 
     Raises:
-        KernelUnavailable: There is none, or CuPy can not use it; the message names the fix.
+        KernelUnavailable: There is none, or CuPy can not use it, or ``COMPRESSA_DEBUG`` asks for
+            what there is not; the message names the fix.
     """
 
     def __init__(self) -> None:
@@ -85,6 +90,12 @@ class Gpu:
         self._thread = _Thread()
         device = self._cupy.cuda.Device()
         self.processors = int(device.attributes["MultiProcessorCount"])
+        debug = os.environ.get("COMPRESSA_DEBUG", "")
+        if debug not in ("", _DEBUG):
+            raise KernelUnavailable(
+                f"COMPRESSA_DEBUG is {debug!r}, and may be {_DEBUG!r} only; unset it"
+            )
+        self._start = self._start_and_wait if debug else Kernel.start
 
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
         """See `Device.launch`."""
@@ -96,7 +107,7 @@ class Gpu:
         if not self._thread.has_context:
             self._cupy.cuda.runtime.memGetInfo()  # as CuPy does: any call gives it to the thread
             self._thread.has_context = True
-        kernel.start(blocks, arguments, host.stream())
+        self._start(kernel, blocks, arguments, host.stream())
 
     def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
         """See `Device.empty`.
@@ -125,6 +136,19 @@ class Gpu:
         runtime.memcpyAsync(place, array.pointer, size_bytes, _TO_HOST, stream)
         runtime.streamSynchronize(stream)
         return int(number[0])
+
+    def _start_and_wait(
+        self, kernel: Kernel, blocks: int, arguments: tuple[Argument, ...], stream: int
+    ) -> None:
+        try:
+            kernel.start(blocks, arguments, stream)
+            self._cupy.cuda.runtime.streamSynchronize(stream)
+        except Exception as error:
+            raise RuntimeError(f"the kernel {self._name_of(kernel)} failed: {error}") from error
+
+    def _name_of(self, kernel: Kernel) -> str:
+        (found,) = (name for name, known in self._kernels.items() if known is kernel)
+        return "{1} of {0}.cu".format(*found)
 
     def prepare(self, source: str) -> None:
         """Compile a source and load all its kernels, unless that has been done."""

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -261,3 +262,27 @@ def test_out_of_memory_says_how_much_and_what_helps(cupy: FakeCuPy) -> None:
     cupy.memory = RuntimeError("something else")
     with pytest.raises(RuntimeError, match="something else"):
         _gpu.current().empty(1000, np.float32)
+
+
+@pytest.mark.parametrize("debug", ["", "launch"])
+def test_a_kernel_that_fails_is_named_at_once_if_that_is_asked_for(
+    cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch, debug: str
+) -> None:
+    monkeypatch.setenv("COMPRESSA_DEBUG", debug)
+    quantize()
+    waits = [("wait", 7)] if debug else []
+    assert cupy.launched[1:] == waits
+    cupy.cuda.runtime.streamSynchronize = mock.Mock(side_effect=OSError("illegal address"))
+    if debug:
+        with pytest.raises(
+            RuntimeError, match=r"quantize_8_by_warps of blockwise\.cu failed: illegal address"
+        ):
+            quantize()
+    else:
+        quantize()
+
+
+def test_another_way_to_debug_is_refused(cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESSA_DEBUG", "lunch")
+    with pytest.raises(KernelUnavailable, match="'lunch', and may be 'launch' only"):
+        quantize()
