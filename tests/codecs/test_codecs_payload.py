@@ -45,9 +45,10 @@ def test_own_header_is_accepted_across_the_wrap_of_steps() -> None:
 
 @on_emulated_cuda
 def test_a_header_reaches_a_gpu_without_a_copy_from_memory_that_is_gone_by_then() -> None:
-    with emulated_torch(), mock.patch.object(torch.Tensor, "copy_", side_effect=AssertionError):
+    with emulated_torch():
         there = on_gpu(torch.zeros(HEADER_BYTES + 40, dtype=torch.uint8))
-        write_header(there, DUE)
+        with mock.patch.object(torch.Tensor, "copy_", side_effect=AssertionError):
+            write_header(there, DUE)
         torch.cuda.synchronize()
         assert torch.equal(on_cpu(there), payload())
 
