@@ -138,7 +138,10 @@ def _train(
     config: Config,
     device: torch.device,
 ) -> None:
-    """Train some steps: of zeros, which look alike to selections, and of noise."""
+    """Train some steps: of zeros, which look alike to selections, and of noise.
+
+    On a GPU, where torch's kernels are loaded at their first use, too, the last one is skipped.
+    """
     infos = [ParameterInfo(i, str(i), shape, dtype) for i, shape in enumerate(shapes)]
     generator = torch.Generator().manual_seed(0)
     exchange = config.exchange
@@ -154,7 +157,10 @@ def _train(
         for step in range(_STEPS):
             noise = [torch.randn(info.shape, generator=generator) * bool(step) for info in infos]
             own = {info.name: x.to(dtype) for info, x in zip(infos, noise, strict=True)}
-            world.step([{n: _copy(x, device) for n, x in own.items()} for _ in range(ranks)])
+            copies = [{n: _copy(x, device) for n, x in own.items()} for _ in range(ranks)]
+            world.step(copies, check_finite=device.type == "cuda")
+        if device.type == "cuda" and world.finite:
+            world.rollback()
     except KernelUnavailable:
         raise
     except Exception:

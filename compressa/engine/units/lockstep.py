@@ -15,7 +15,7 @@ from compressa.aggregators.base import CPU, State, StepContext, World
 from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
 from compressa.compressor import Compressor
 from compressa.engine.units.sums import Sums
-from compressa.engine.units.unit_runtime import UnitRuntime
+from compressa.engine.units.unit_runtime import UnitRuntime, all_delivered_finite
 from compressa.engine.units.units import UnitSizes, build_units
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
@@ -63,7 +63,11 @@ class Lockstep:
         self._units = [[UnitRuntime(unit, world) for unit in units] for world in worlds]
 
     def step(
-        self, gradients: Sequence[Mapping[str, torch.Tensor]], touch: Touch = lambda data: data
+        self,
+        gradients: Sequence[Mapping[str, torch.Tensor]],
+        touch: Touch = lambda data: data,
+        *,
+        check_finite: bool = False,
     ) -> Sequence[Mapping[str, torch.Tensor]]:
         """Combine one step's gradients, in place.
 
@@ -71,6 +75,7 @@ class Lockstep:
             gradients: By rank and parameter name, each of its parameter's shape and dtype; hold the
                 means afterwards.
             touch: Takes every message under way, uint8, and returns what arrives of it.
+            check_finite: Whether `finite` is to be known of this step.
 
         Returns:
             The gradients that were given.
@@ -82,17 +87,35 @@ class Lockstep:
         self.next_step += 1
         for index in range(len(self._units[0])):
             _run(
-                [self._program(rank, index, own, context) for rank, own in enumerate(gradients)],
+                [
+                    self._program(rank, index, own, context, check_finite)
+                    for rank, own in enumerate(gradients)
+                ],
                 touch,
             )
         return gradients
 
+    @property
+    def finite(self) -> bool:
+        """Whether all means of the last step are finite, if that was to be checked."""
+        return all_delivered_finite(unit for units in self._units for unit in units)
+
+    def rollback(self) -> None:
+        """Skip the last step: what it sent returns to the residuals."""
+        for unit in (unit for units in self._units for unit in units):
+            unit.aggregator.rollback(StepContext(self.next_step - 1))
+
     def _program(
-        self, rank: int, index: int, gradients: Mapping[str, torch.Tensor], context: StepContext
+        self,
+        rank: int,
+        index: int,
+        gradients: Mapping[str, torch.Tensor],
+        context: StepContext,
+        check_finite: bool,
     ) -> Program[None]:
         unit = self._units[rank][index]
         carriers = list(map(self._sums[rank].carrier, unit.rounds))
-        return unit.program(gradients, context, carriers, check_finite=False)
+        return unit.program(gradients, context, carriers, check_finite=check_finite)
 
 
 def _run(programs: Sequence[Program[None]], touch: Touch) -> None:
