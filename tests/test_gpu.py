@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import nccl_twin
 import pytest
@@ -33,6 +34,7 @@ from compressa.testing import LoopbackWorld
 from compressa.transports.base import Key
 from compressa.transports.gpu_threads import work_on
 from compressa.transports.nccl import NcclTransport
+from compressa.transports.reactor import Reactor
 from compressa.wrappers import ErrorFeedback
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
