@@ -26,6 +26,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __restrict__ __restrict
+#define __grid_constant__
 #define __shared__ static __attribute__((section("shared_memory")))
 
 #define EXPORTED __attribute__((used, visibility("default")))

@@ -1,8 +1,9 @@
 # python tests/cuda_registers.py
 """Compile every CUDA kernel for the GPUs that are meant; write what each needs to a table.
 
-Registers and shared memory bound how many threads a multiprocessor holds; a spilled register costs
-memory traffic that no source shows. The table is docs/measurements/cuda_registers.md.
+Registers and shared memory bound how many warps a multiprocessor holds, and these how many bytes
+are under way to it; a spilled register costs memory traffic that no source shows. The tables are
+docs/measurements/cuda_registers.md.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import NamedTuple
 
 import nvrtc
 from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
+from cuda_occupancy import MULTIPROCESSORS, NEEDED_BYTES, STREAMS, resident_warps, under_way
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+ARCHITECTURES = tuple(MULTIPROCESSORS)
 SOURCES = tuple(sorted(path.stem for path in HOME.glob("*.cu")))
 TABLE = Path(__file__).parent.parent / "docs" / "measurements" / "cuda_registers.md"
 _ENTRY = re.compile(
@@ -39,12 +41,24 @@ class Needs(NamedTuple):
         registers: Of a thread.
         shared_bytes: Shared memory of a block.
         spilled_bytes: Registers of a thread that did not fit, as they are stored.
+        warps: That a multiprocessor holds.
     """
 
     name: str
     registers: int
     shared_bytes: int
     spilled_bytes: int
+    warps: int
+
+
+def built(source: str, architecture: str) -> nvrtc.Compiled:
+    """Compile a source.
+
+    Raises:
+        SyntaxError: It does not compile.
+    """
+    options = (*OPTIONS, "--ptxas-options=-v")
+    return nvrtc.compiled(source_text(source), architecture, options)
 
 
 def needs(source: str, architecture: str) -> Iterator[Needs]:
@@ -53,12 +67,12 @@ def needs(source: str, architecture: str) -> Iterator[Needs]:
     Raises:
         SyntaxError: It does not compile.
     """
-    options = (*OPTIONS, "--ptxas-options=-v")
-    _, said = nvrtc.compiled(source_text(source), architecture, options)
-    for found in _ENTRY.finditer(said):
+    for found in _ENTRY.finditer(built(source, architecture).said):
         shared = re.search(r"(\d+) bytes smem", found["rest"])
         registers, spilled = int(found["registers"]), int(found["spilled"])
-        yield Needs(found["name"], registers, int(shared[1]) if shared else 0, spilled)
+        shared_bytes = int(shared[1]) if shared else 0
+        warps = resident_warps(registers, shared_bytes, architecture)
+        yield Needs(found["name"], registers, shared_bytes, spilled, warps)
 
 
 def table() -> str:
@@ -67,20 +81,17 @@ def table() -> str:
     lines = [
         "# What the CUDA kernels need",
         "",
-        "Registers of a thread, bytes of shared memory of a block of 256, bytes of spills. Written",
-        f"by `python tests/cuda_registers.py` with NVRTC {version('nvidia-cuda-nvrtc')}.",
+        "Registers of a thread, bytes of shared memory of a block of 256, bytes of spills, and the",
+        "warps that a multiprocessor holds. Written by `python tests/cuda_registers.py` with NVRTC",
+        f"{version('nvidia-cuda-nvrtc')}.",
         "",
         f"| source | kernel |{heads}",
         f"| --- | --- |{' --- |' * len(ARCHITECTURES)}",
     ]
+    before = TABLE.read_text(encoding="utf-8")
     for source in SOURCES:
-        found = [{one.name: one for one in needs(source, a)} for a in ARCHITECTURES]
-        for name in sorted(found[0]):
-            cells = "".join(
-                f" {one[name].registers}, {one[name].shared_bytes}, {one[name].spilled_bytes} |"
-                for one in found
-            )
-            lines.append(f"| {source} | {name} |{cells}")
+        lines += known_rows(source, before, lines) or rows(source)
+    lines += bytes_under_way("\n".join(lines))
     lines += [
         "",
         "Of these sources, with what they include and their rows above (16 digits of a digest):",
@@ -92,15 +103,52 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def known_rows(source: str, before: str, head: list[str]) -> list[str]:
+    """Return the rows of a page that was made in the same way of the source as it is."""
+    same = before.startswith("\n".join(head[:8])) and digest(source, before) in before
+    return [row[0] for row in _ROW.finditer(before) if row["source"] == source] if same else []
+
+
+def rows(source: str) -> Iterator[str]:
+    """Compile a source for all; yield a row for each of its kernels."""
+    found = [{one.name: one for one in needs(source, a)} for a in ARCHITECTURES]
+    for name in sorted(found[0]):
+        cells = "".join(f" {', '.join(map(str, one[name][1:]))} |" for one in found)
+        yield f"| {source} | {name} |{cells}"
+
+
+def bytes_under_way(page: str) -> Iterator[str]:
+    """Yield the lines that tell how much the warps of a multiprocessor wait for at once."""
+    found = {(architecture, one.name): one.warps for architecture, one in listed(page)}
+    yield from (
+        "",
+        "## Bytes under way",
+        "",
+        "What a thread asks for before it uses the first of it, what must be under way in a",
+        "multiprocessor, and what is, in KiB. By Little's law memory runs at full speed while",
+        "bandwidth times latency is under way: 3.35 TB/s for the 132 multiprocessors of an H100",
+        f"times some 1000 ns are {NEEDED_BYTES >> 10} KiB, of which a kernel needs what its reads",
+        "have of its traffic. GPUs of twice the bandwidth need twice as much.",
+        "",
+        f"| stream | bytes of a thread | needs |{''.join(f' {a} |' for a in ARCHITECTURES)}",
+        f"| --- | ---: | ---: |{' ---: |' * len(ARCHITECTURES)}",
+    )
+    for stream in STREAMS:
+        name = f"{stream.source}: {stream.name}"
+        there = [under_way(stream, found[a, name]) / 1024 for a in ARCHITECTURES]
+        cells = "".join(f" {kib:.0f} |" for kib in there)
+        yield f"| {name} | {stream.asked_bytes} | {stream.needed_bytes / 1024:.1f} |{cells}"
+
+
 def digest(source: str, page: str) -> str:
     """Tell a source that was compiled, and its rows on the page, from what has changed since."""
     rows = [row[0] for row in _ROW.finditer(page) if row["source"] == source]
     return sha256("\n".join([*OPTIONS, source_text(source), *rows]).encode()).hexdigest()[:16]
 
 
-def listed() -> Iterator[tuple[str, Needs]]:
-    """Yield what the page says: the architecture, and what a kernel needs there."""
-    for row in _ROW.finditer(TABLE.read_text(encoding="utf-8")):
+def listed(page: str) -> Iterator[tuple[str, Needs]]:
+    """Yield what a page says: the architecture, and what a kernel needs there."""
+    for row in _ROW.finditer(page):
         for architecture, cell in zip(ARCHITECTURES, row["cells"].split(" | "), strict=True):
             yield architecture, Needs(f"{row['source']}: {row['name']}", *map(int, cell.split(",")))
 

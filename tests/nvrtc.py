@@ -9,6 +9,21 @@ import ctypes
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Compiled(NamedTuple):
+    """What has become of a source.
+
+    Attributes:
+        code: For the GPU.
+        ptx: What that was assembled from.
+        said: What the compiler and the assembler said.
+    """
+
+    code: bytes
+    ptx: str
+    said: str
 
 
 @cache
@@ -21,11 +36,9 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def compiled(text: str, architecture: str, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """Compile a source for an architecture such as "sm_90".
-
-    Returns:
-        The machine code, and what the compiler and the assembler said.
+@cache
+def compiled(text: str, architecture: str, options: tuple[str, ...]) -> Compiled:
+    """Compile a source for an architecture such as "sm_90", once.
 
     Raises:
         SyntaxError: It does not compile; the message says why.
@@ -41,10 +54,11 @@ def compiled(text: str, architecture: str, options: tuple[str, ...]) -> tuple[by
         failed = nvrtc.nvrtcCompileProgram(
             program, len(given), (ctypes.c_char_p * len(given))(*given)
         )
-        log = _read(program, "ProgramLog").decode(errors="replace").rstrip("\0")
+        said = _read(program, "ProgramLog").decode(errors="replace").rstrip("\0")
         if failed:
-            raise SyntaxError(log)
-        return _read(program, "CUBIN"), log
+            raise SyntaxError(said)
+        ptx = _read(program, "PTX").decode(errors="replace")
+        return Compiled(_read(program, "CUBIN"), ptx, said)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -1,8 +1,8 @@
-// Block-wise quantisation of a few blocks, by the teams of a CTA.
+// Block-wise quantisation: what a team finds out about its block, and how it makes codes of it.
 //
-// A team takes a block: once through for its statistic, and once more, out of the first-level
+// A block of any size goes through twice: for its statistic, and once more, out of the first-level
 // cache, for the codes. Each thread makes four neighbouring bytes, whose elements lie in one plane
-// or more.
+// or more. Blocks of the usual sizes are held in registers; see _blockwise_held.cuh.
 #pragma once
 
 #include "_philox.cuh"
@@ -67,32 +67,28 @@ DEVICE Extremes extremes(Values x, Feedback feedback, i64 low, int size, bool ra
     return found;
 }
 
-template <int THREADS>
-DEVICE float scale_of(Values x, Feedback feedback, i64 low, int size, float largest, Form form) {
+// squares(): the sum of the squares of the block. All threads of a team come here.
+template <class Squares>
+DEVICE float scale_of(float largest, int size, const Form& form, Squares squares) {
     if (form.statistic == MAX) return largest / float(form.top);
-    double squares = team_tree_sum<THREADS>(size, [&](int i) {
-        double p = effective(x, feedback, low + i);
-        return p * p;
-    });
-    double length = sqrt(squares);
+    double sum = squares(), length = sqrt(sum);
     if (form.statistic == CLIPPED) {
-        length = form.clip * sqrt(squares / double(size));
+        length = form.clip * sqrt(sum / double(size));
         length = double(largest) < length ? double(largest) : length;
     }
     length /= double(form.top);
     return float(length < double(LARGEST) ? length : double(LARGEST));
 }
 
-template <int THREADS>
-DEVICE Grid grid_of(Values x, Feedback feedback, i64 low, int size, Form form) {
-    Extremes found = extremes<THREADS>(x, feedback, low, size, form.statistic == RANGE);
+template <class Squares>
+DEVICE Grid grid_of(Extremes found, int size, const Form& form, Squares squares) {
     Grid grid = {0.0f, 0.0f, 1.0f, 1.0f};
     bool flat = found.largest == 0.0f;
     if (form.statistic == RANGE) {
         flat = found.low == found.high;
         grid.scale = (found.high - found.low) / float(form.top), grid.offset = found.low;
     } else {
-        grid.scale = scale_of<THREADS>(x, feedback, low, size, found.largest, form);
+        grid.scale = scale_of(found.largest, size, form, squares);
     }
     if (!is_finite(found.largest) || !is_finite(grid.scale))
         return {quiet_nan(), quiet_nan(), 1.0f, 1.0f};
@@ -108,6 +104,19 @@ DEVICE Grid grid_of(Values x, Feedback feedback, i64 low, int size, Form form) {
     return grid;
 }
 
+template <int THREADS>
+DEVICE double sum_of_squares(Values x, Feedback feedback, i64 low, int size) {
+    float* stage = team_stage<THREADS, STAGED_SQUARES>();
+    auto fill = [&](int first, int count) {
+        for (int i = 4 * team_thread<THREADS>(); i < count; i += 4 * THREADS) {
+            float p[4];
+            effective4(x, feedback, low + first + i, min(4, count - i), p);
+            store4(stage, i, 4, p);
+        }
+    };
+    return team_tree_sum<THREADS, STAGED_SQUARES * THREADS>(stage, size, fill, square);
+}
+
 // The random numbers of what a CTA has before it: at hand, from element low on, or still to be
 // drawn one by one where that is more than fits.
 struct Numbers {
@@ -117,15 +126,29 @@ struct Numbers {
     bool at_hand;
 };
 
+// For `span` elements from low on. All threads of a CTA come here.
 template <bool RANDOM>
-DEVICE int integer_of(float p, Grid grid, const Numbers& numbers, i64 i, const Form& form) {
+DEVICE Numbers numbers_of(const Noise& noise, i64 low, i64 span) {
+    Numbers numbers = {noise, {nullptr, 0}, low, RANDOM && span <= SPAN};
+    if (RANDOM && numbers.at_hand) numbers.drawn = drawn_for_span(noise, low, int(span));
+    return numbers;
+}
+
+// Of `count` elements from i on, at most four.
+DEVICE void fractions_of(const Numbers& numbers, i64 i, int count, u32 (&fractions)[4]) {
+    if (numbers.at_hand)
+        return drawn_fractions(numbers.drawn, int(i - numbers.low), count, fractions);
+    for (int u = 0; u < 4; ++u)
+        fractions[u] = u < count ? random_fraction(numbers.noise, i + u) : 0u;
+}
+
+template <bool RANDOM>
+DEVICE int integer_of(float p, Grid grid, u32 fraction, const Form& form) {
     if (!(grid.scale > 0.0f)) return 0;
     float t = (p * grid.lift - grid.offset * grid.lift) * grid.factor;
     float bottom = float(form.bottom), top = float(form.top);
     t = t < bottom ? bottom : t > top ? top : t;
     if (!RANDOM) return int(rintf(t));
-    u32 fraction = numbers.at_hand ? drawn_fraction(numbers.drawn, int(i - numbers.low))
-                                   : random_fraction(numbers.noise, i);
     return (int(t * float(1 << FRACTION_BITS)) + int(fraction)) >> FRACTION_BITS;
 }
 
@@ -134,38 +157,55 @@ DEVICE float decoded(int q, float scale, float offset, bool ranged) {
     return ranged ? product + offset : product;
 }
 
+// Four neighbours of a plane: their codes, each in the lowest bits of a byte, and in the place of p
+// what is left of them.
+template <int EACH, bool RANDOM>
+DEVICE u32 encode4(
+    float (&p)[4], const u32 (&fractions)[4], Grid grid, float back, const Form& form) {
+    u32 word = 0;
+    for (int u = 0; u < 4; ++u) {
+        int q = integer_of<RANDOM>(p[u], grid, fractions[u], form);
+        word |= (u32(q + form.zero) & ((1u << 8 / EACH) - 1u)) << 8 * u;
+        p[u] = (p[u] - decoded(q, grid.scale, grid.offset, form.statistic == RANGE)) * back;
+    }
+    return word;
+}
+
+template <int THREADS>
+DEVICE void note_grid(const Payload& to, i64 b, Grid grid) {
+    if (team_thread<THREADS>() != 0) return;
+    to.scales[b] = grid.scale;
+    if (to.offsets) to.offsets[b] = grid.offset;
+}
+
 // One block, by one team. EACH: codes to a byte.
 template <int THREADS, int EACH, bool RANDOM>
 DEVICE void quantize_block(
     Values x, Feedback feedback, const Payload& to, i64 b, i64 n, const Form& form,
     const Numbers& numbers) {
-    constexpr int BITS = 8 / EACH;
     i64 low = b * form.block;
     int size = int(min(i64(form.block), n - low)), width = (size + EACH - 1) / EACH;
-    Grid grid = grid_of<THREADS>(x, feedback, low, size, form);
+    Extremes found = extremes<THREADS>(x, feedback, low, size, form.statistic == RANGE);
+    Grid grid = grid_of(
+        found, size, form, [&] { return sum_of_squares<THREADS>(x, feedback, low, size); });
     for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
         u32 word = 0;
         for (int plane = 0; plane < EACH; ++plane) {
             int first = plane * width + i, count = min(min(4, width - i), size - first);
-            float p[4], left[4];
+            float p[4];
+            u32 fractions[4] = {0u, 0u, 0u, 0u};
             effective4(x, feedback, low + first, count, p);
-            for (int u = 0; u < 4; ++u) {
-                i64 place = low + first + u;
-                int q = u < count ? integer_of<RANDOM>(p[u], grid, numbers, place, form) : 0;
-                u32 code = u32(q + form.zero) & ((1u << BITS) - 1u);
-                word |= code << (8 * u + BITS * plane);
-                float sent = decoded(q, grid.scale, grid.offset, form.statistic == RANGE);
-                left[u] = (p[u] - sent) * feedback.back;
-            }
+            for (int u = 0; u < 4; ++u)  // what lacks gets the code of 0
+                if (form.statistic == RANGE && u >= count) p[u] = grid.offset;
+            if (RANDOM) fractions_of(numbers, low + first, count, fractions);
+            word |= encode4<EACH, RANDOM>(p, fractions, grid, feedback.back, form)
+                    << 8 / EACH * plane;
             if (feedback.residual && grid.scale == grid.scale)
-                store4(feedback.residual, low + first, count, left);
+                store4(feedback.residual, low + first, count, p);
         }
         store4(to.codes, low / EACH + i, min(4, width - i), word);
     }
-    if (team_thread<THREADS>() == 0) {
-        to.scales[b] = grid.scale;
-        if (to.offsets) to.offsets[b] = grid.offset;
-    }
+    note_grid<THREADS>(to, b, grid);
 }
 
 // The blocks from b on that a CTA takes at once, one to a team, of a vector of n elements.
@@ -174,8 +214,7 @@ DEVICE void quantize_group(
     Values x, Feedback feedback, const Payload& to, i64 b, i64 n, const Form& form,
     const Noise& noise) {
     i64 low = b * form.block, span = min(i64(CTA / THREADS) * form.block, n - low);
-    Numbers numbers = {noise, {nullptr, 0}, low, RANDOM && span <= SPAN};
-    if (RANDOM && numbers.at_hand) numbers.drawn = drawn_for_span(noise, low, int(span));
+    Numbers numbers = numbers_of<RANDOM>(noise, low, span);
     i64 own = b + int(threadIdx.x) / THREADS;
     if (own * form.block < n)
         quantize_block<THREADS, EACH, RANDOM>(x, feedback, to, own, n, form, numbers);
@@ -195,34 +234,58 @@ DEVICE void decode4(
     }
 }
 
-// The sums of block b of n elements. `payloads` says where what payload r has begins: its codes
-// (null where there is no such payload), scales and offsets. A payload that comes alone is decoded,
-// not added to 0, which would take the sign off its -0: and -0 + x is x, whatever x is.
-template <int THREADS, int EACH, class Payloads>
-DEVICE void sum_block(
-    const Payloads& payloads, bool ranged, Sums sums, bool alone, i64 b, i64 n, int block,
+template <class Payloads>
+DEVICE bool have_even_codes(const Payloads& payloads) {
+    bool even = true;
+    FOR_PAYLOADS(r) even = even && is_aligned(payloads.codes(r), 4);
+    return even;
+}
+
+// A block of `size` elements from `low` on; see below. WHOLE: it has fours only, at addresses that
+// allow vectors.
+template <int THREADS, int EACH, bool WHOLE, class Payloads>
+DEVICE void sum_fours(
+    const Payloads& payloads, bool ranged, Sums sums, bool alone, i64 b, i64 low, int size,
     int zero, float weight) {
-    i64 low = b * block;
-    int size = int(min(i64(block), n - low)), width = (size + EACH - 1) / EACH;
+    int width = (size + EACH - 1) / EACH;
     float own[MOST], offsets[MOST];
     FOR_PAYLOADS(r) {
         own[r] = payloads.codes(r) ? payloads.scales(r)[b] : 0.0f;
         offsets[r] = payloads.codes(r) && ranged ? payloads.offsets(r)[b] : 0.0f;
     }
     for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
+        int some = WHOLE ? 4 : min(4, width - i);
         u32 words[MOST];
         FOR_PAYLOADS(r) if (payloads.codes(r))
-            words[r] = load4(payloads.codes(r), low / EACH + i, min(4, width - i));
+            words[r] = load4<WHOLE>(payloads.codes(r), low / EACH + i, some);
         for (int plane = 0; plane < EACH; ++plane) {
-            int first = plane * width + i, count = min(min(4, width - i), size - first);
+            int first = plane * width + i, count = WHOLE ? 4 : min(some, size - first);
             float total[4], values[4];
-            begin4(sums, low + first, count, total);
+            begin4<WHOLE>(sums, low + first, count, total);
             if (alone) total[0] = total[1] = total[2] = total[3] = -0.0f;
             FOR_PAYLOADS(r) if (payloads.codes(r)) {
                 decode4<EACH>(words[r], plane, zero, own[r], offsets[r], ranged, values);
                 add4(total, values, weight);
             }
-            finish4(sums, low + first, count, total);
+            finish4<WHOLE>(sums, low + first, count, total);
         }
     }
+}
+
+// The sums of block b of n elements. `payloads` says where what payload r has begins: its codes
+// (null where there is no such payload), scales and offsets. A payload that comes alone is decoded,
+// not added to 0, which would take the sign off its -0: and -0 + x is x, whatever x is. Even: fours
+// of whole blocks allow vectors everywhere.
+template <int THREADS, int EACH, class Payloads>
+DEVICE void sum_block(
+    const Payloads& payloads, bool ranged, Sums sums, bool alone, i64 b, i64 n, int block,
+    int zero, float weight, bool even) {
+    i64 low = b * block;
+    int size = int(min(i64(block), n - low));
+    if (even && size == block)
+        sum_fours<THREADS, EACH, true>(
+            payloads, ranged, sums, alone, b, low, size, zero, weight);
+    else
+        sum_fours<THREADS, EACH, false>(
+            payloads, ranged, sums, alone, b, low, size, zero, weight);
 }

@@ -12,41 +12,25 @@
 
 constexpr int STAGED = 32;  // elements of a block, per thread, that shared memory holds
 
-// The team's own part of shared memory: STAGED * THREADS elements.
-template <int THREADS>
-DEVICE float* team_stage() {
-    __shared__ float4 room[CTA * STAGED / 4];
-    return reinterpret_cast<float*>(room) + int(threadIdx.x) / THREADS * THREADS * STAGED;
-}
-
 // The sum of |p|, in the written order; the block's last piece is in the stage then.
 template <int THREADS>
 DEVICE double sum_magnitudes(Values x, Feedback feedback, i64 low, int size, float* stage) {
-    constexpr int PIECE = STAGED * THREADS;
-    double sum = 0.0;
-    int lane = team_thread<THREADS>();
-    for (int piece = 0; piece < size; piece += PIECE) {
-        int count = min(PIECE, size - piece);
-        team_sync<THREADS>();  // until the piece before is read by all
-        for (int i = 4 * lane; i < count; i += 4 * THREADS) {
+    auto fill = [&](int first, int count) {
+        for (int i = 4 * team_thread<THREADS>(); i < count; i += 4 * THREADS) {
             float p[4];
-            effective4(x, feedback, low + piece + i, min(4, count - i), p);
+            effective4(x, feedback, low + first + i, min(4, count - i), p);
             store4(stage, i, 4, p);
         }
-        team_sync<THREADS>();
-        if (lane < LANES)
-            for (int i = lane; i < count; i += LANES)
-                sum += double(__uint_as_float(magnitude_bits(stage[i])));
-    }
-    for (int half = LANES / 2; half; half /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, half);
-    return team_told<THREADS>(sum);
+    };
+    return team_tree_sum<THREADS, STAGED * THREADS>(
+        stage, size, fill, [](double p) { return fabs(p); });
 }
 
 // Block b of n elements.
 template <int THREADS>
 DEVICE void quantize_signs(
     Values x, Feedback feedback, u8* bits, float* scales, i64 b, i64 n, int block) {
-    float* stage = team_stage<THREADS>();
+    float* stage = team_stage<THREADS, STAGED>();
     i64 low = b * block;
     int size = int(min(i64(block), n - low)), width = sign_width(size);
     double sum = sum_magnitudes<THREADS>(x, feedback, low, size, stage);

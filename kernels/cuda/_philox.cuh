@@ -59,7 +59,8 @@ struct Drawn {
 
 // The numbers of `size` elements from low on, at most a span. All threads of a CTA come here.
 DEVICE Drawn drawn_for_span(const Noise& noise, i64 low, int size) {
-    __shared__ u32 words[SPAN_WORDS];
+    __shared__ uint4 room[SPAN_WORDS / 4];
+    u32* words = reinterpret_cast<u32*>(room);
     u64 element = u64(noise.start + low);
     int first = int(element % ROW), rows = (first + size + ROW - 1) / ROW;
     __syncthreads();  // until those of the last span are read by all
@@ -77,6 +78,19 @@ DEVICE Drawn drawn_for_span(const Noise& noise, i64 low, int size) {
 DEVICE u32 drawn_fraction(Drawn drawn, int i) {
     int place = drawn.first + i, part = place / ROW_BLOCKS;
     return fraction_of(drawn.words[part / 2 * ROW_BLOCKS + place % ROW_BLOCKS], part % 2);
+}
+
+// Those of `count` elements from i on, at most four; read at once where they lie so.
+DEVICE void drawn_fractions(Drawn drawn, int i, int count, u32 (&fractions)[4]) {
+    int place = drawn.first + i, part = place / ROW_BLOCKS;
+    if (count > 0 && place % 4 == 0) {
+        const u32* words = drawn.words + part / 2 * ROW_BLOCKS + place % ROW_BLOCKS;
+        uint4 four = *reinterpret_cast<const uint4*>(words);
+        fractions[0] = fraction_of(four.x, part % 2), fractions[1] = fraction_of(four.y, part % 2);
+        fractions[2] = fraction_of(four.z, part % 2), fractions[3] = fraction_of(four.w, part % 2);
+        return;
+    }
+    for (int u = 0; u < 4; ++u) fractions[u] = u < count ? drawn_fraction(drawn, i + u) : 0u;
 }
 
 // The random bits of all elements of an array, for whoever uses every one; see `random_fractions`.

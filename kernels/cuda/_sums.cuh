@@ -7,6 +7,8 @@
 
 #include "_values.cuh"
 
+constexpr int CROWD = 4;  // CTAs that share the registers: fewer would ask memory for too little
+
 constexpr int MOST = 8;  // payloads of a launch; as in _sums.py
 
 #define METHOD __device__ __forceinline__
@@ -28,10 +30,15 @@ struct Sums {
     int kind;
 };
 
+DEVICE bool are_even(Sums sums) {
+    return is_aligned(sums.before, 16) && is_even({sums.out, sums.kind});
+}
+
 // The sums before the first payload.
+template <bool EVEN = false>
 DEVICE void begin4(Sums sums, i64 i, int count, float (&values)[4]) {
     for (int u = 0; u < 4; ++u) values[u] = 0.0f;
-    if (sums.before) load4(sums.before, i, count, values);
+    if (sums.before) load4<EVEN>(sums.before, i, count, values);
 }
 
 // The product rounded first.
@@ -42,9 +49,10 @@ DEVICE void add4(float (&values)[4], const float (&decoded)[4], float weight) {
     }
 }
 
+template <bool EVEN = false>
 DEVICE void finish4(Sums sums, i64 i, int count, const float (&values)[4]) {
-    if (sums.kind == FLOAT32) return store4(static_cast<float*>(sums.out), i, count, values);
+    if (sums.kind == FLOAT32) return store4<EVEN>(static_cast<float*>(sums.out), i, count, values);
     u16 halves[4];
     for (int u = 0; u < 4; ++u) halves[u] = u16(narrow_bits(values[u], sums.kind));
-    store4(static_cast<u16*>(sums.out), i, count, halves);
+    store4<EVEN>(static_cast<u16*>(sums.out), i, count, halves);
 }

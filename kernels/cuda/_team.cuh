@@ -1,4 +1,5 @@
-// A team: the threads that work on one block of elements together, a warp or all of a CTA.
+// A team: the threads that work on one block of elements together: a warp or half of one, or all of
+// a CTA.
 #pragma once
 
 #include "_kernel.cuh"
@@ -25,14 +26,14 @@ DEVICE i64 team_count() {
 // A barrier of the team.
 template <int THREADS>
 DEVICE void team_sync() {
-    if (THREADS == WARP) __syncwarp();
+    if (THREADS <= WARP) __syncwarp();
     else __syncthreads();
 }
 
 // What one thread has, told to all.
 template <int THREADS, class T>
 DEVICE T team_told(T value) {
-    if (THREADS == WARP) return __shfl_sync(WHOLE_WARP, value, 0);
+    if (THREADS <= WARP) return __shfl_sync(WHOLE_WARP, value, 0, THREADS <= WARP ? THREADS : WARP);
     __shared__ T told;
     __syncthreads();  // until the last one is read by all
     if (threadIdx.x == 0) told = value;
@@ -42,12 +43,12 @@ DEVICE T team_told(T value) {
 
 template <int THREADS>
 DEVICE u32 team_max(u32 value) {
-    for (int step = WARP / 2; step; step /= 2) {
+    for (int step = (THREADS <= WARP ? THREADS : WARP) / 2; step; step /= 2) {
         u32 other = __shfl_xor_sync(WHOLE_WARP, value, step);
         value = other > value ? other : value;
     }
-    if (THREADS == WARP) return value;
-    __shared__ u32 found[THREADS / WARP];
+    if (THREADS <= WARP) return value;
+    __shared__ u32 found[CTA / WARP];
     __syncthreads();
     if (threadIdx.x % WARP == 0) found[threadIdx.x / WARP] = value;
     __syncthreads();
@@ -56,13 +57,74 @@ DEVICE u32 team_max(u32 value) {
     return value;
 }
 
-// The sum of term(i) for all i below size, in the written order: 16 lanes, then halving.
-template <int THREADS, class Term>
-DEVICE double team_tree_sum(int size, Term term) {
-    double sum = 0.0;
-    int lane = team_thread<THREADS>();
-    if (lane < LANES)
-        for (int i = lane; i < size; i += LANES) sum += term(i);
-    for (int half = LANES / 2; half; half /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, half);
-    return team_told<THREADS>(sum);
+// Streams: a thread takes several fours a turn, and asks for all before it works on one.
+constexpr int FOURS_A_TURN = 2;  // as in _work.py
+
+struct Turn {
+    i64 i[FOURS_A_TURN];  // elements that the vectors begin with
+    int count[FOURS_A_TURN];
+};
+
+// Calls take(turn) until all n elements have been taken.
+template <class Take>
+DEVICE void for_turns(i64 n, Take take) {
+    constexpr int ROW = 4 * CTA;
+    i64 step = i64(gridDim.x) * FOURS_A_TURN * ROW;
+    for (i64 low = i64(blockIdx.x) * FOURS_A_TURN * ROW; low < n; low += step) {
+        Turn turn;
+        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+            turn.i[v] = low + v * ROW + 4 * int(threadIdx.x);
+            turn.count[v] = int(max(i64(0), min(i64(4), n - turn.i[v])));
+        }
+        take(turn);
+    }
 }
+
+// Sums in the written order: 16 lanes, then halving. A block passes through shared memory piece by
+// piece, since each lane needs what all threads have read.
+
+// Of shared memory: EACH floats for each thread. Teams of any size share one.
+template <int EACH>
+DEVICE float* stage() {
+    __shared__ float4 room[CTA * EACH / 4];
+    return reinterpret_cast<float*>(room);
+}
+
+// The team's own part of it.
+template <int THREADS, int EACH>
+DEVICE float* team_stage() {
+    return stage<EACH>() + int(threadIdx.x) / THREADS * THREADS * EACH;
+}
+
+// What the first 16 threads of a team, a lane each, have after a piece of so many values.
+template <class Term>
+DEVICE double lane_sum(const float* piece, int lane, int count, double sum, Term term) {
+    if (lane < LANES)
+        for (int i = lane; i < count; i += LANES) sum += term(double(piece[i]));
+    return sum;
+}
+
+// Every 16 threads get the sum of theirs.
+DEVICE double halved(double sum) {
+    for (int half = LANES / 2; half; half /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, half);
+    return sum;
+}
+
+// The sum of term(value) over `size` values, for all threads: fill(first, count) puts the values
+// from `first` on into the stage, which holds PIECE.
+template <int THREADS, int PIECE, class Fill, class Term>
+DEVICE double team_tree_sum(const float* stage, int size, Fill fill, Term term) {
+    double sum = 0.0;
+    for (int first = 0; first < size; first += PIECE) {
+        int count = min(PIECE, size - first);
+        team_sync<THREADS>();  // until the piece before is read by all
+        fill(first, count);
+        team_sync<THREADS>();
+        sum = lane_sum(stage, team_thread<THREADS>(), count, sum, term);
+    }
+    return team_told<THREADS>(halved(sum));
+}
+
+constexpr int STAGED_SQUARES = 8;  // for each thread, where squares are summed up
+
+DEVICE double square(double value) { return value * value; }

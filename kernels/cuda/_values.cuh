@@ -40,6 +40,9 @@ DEVICE bool is_aligned(const void* address, int bytes) {
     return (reinterpret_cast<u64>(address) & u64(bytes - 1)) == 0;
 }
 
+// Whether fours that begin at a multiple of four can be read by one access.
+DEVICE bool is_even(Values x) { return is_aligned(x.bits, x.kind == FLOAT32 ? 16 : 8); }
+
 DEVICE float load(Values x, i64 i) {
     if (x.kind == FLOAT32) return static_cast<const float*>(x.bits)[i];
     return widen(static_cast<const u16*>(x.bits)[i], x.kind);
@@ -50,10 +53,11 @@ struct alignas(4 * sizeof(T)) Four {
     T of[4];
 };
 
-// `count` elements from i on, at most four; zeros in the place of those that lack.
-template <class T>
+// `count` elements from i on, at most four; zeros in the place of those that lack. EVEN: fours are
+// known to lie at addresses that allow one access.
+template <bool EVEN = false, class T>
 DEVICE void load4(const T* x, i64 i, int count, T (&values)[4]) {
-    if (count >= 4 && is_aligned(x + i, sizeof(Four<T>))) {
+    if (count >= 4 && (EVEN || is_aligned(x + i, sizeof(Four<T>)))) {
         Four<T> four = *reinterpret_cast<const Four<T>*>(x + i);
         for (int u = 0; u < 4; ++u) values[u] = four.of[u];
         return;
@@ -61,21 +65,41 @@ DEVICE void load4(const T* x, i64 i, int count, T (&values)[4]) {
     for (int u = 0; u < 4; ++u) values[u] = u < count ? x[i + u] : T(0);
 }
 
-DEVICE void load4(Values x, i64 i, int count, float (&values)[4]) {
-    if (x.kind == FLOAT32) return load4(static_cast<const float*>(x.bits), i, count, values);
+// As they lie in memory: four words, or two with two halves each.
+template <bool EVEN = false>
+DEVICE void load_raw4(Values x, i64 i, int count, u32 (&raw)[4]) {
+    if (x.kind == FLOAT32)
+        return load4<EVEN>(static_cast<const u32*>(x.bits), i, count, raw);
     const u16* halves = static_cast<const u16*>(x.bits) + i;
-    if (count >= 4 && is_aligned(halves, 8)) {
+    if (count >= 4 && (EVEN || is_aligned(halves, 8))) {
         uint2 two = *reinterpret_cast<const uint2*>(halves);
-        values[0] = widen(two.x & 0xFFFFu, x.kind), values[1] = widen(two.x >> 16, x.kind);
-        values[2] = widen(two.y & 0xFFFFu, x.kind), values[3] = widen(two.y >> 16, x.kind);
+        raw[0] = two.x, raw[1] = two.y;
         return;
     }
-    for (int u = 0; u < 4; ++u) values[u] = u < count ? widen(halves[u], x.kind) : 0.0f;
+    u16 some[4];
+    for (int u = 0; u < 4; ++u) some[u] = u < count ? halves[u] : u16(0);
+    raw[0] = some[0] | u32(some[1]) << 16, raw[1] = some[2] | u32(some[3]) << 16;
 }
 
-template <class T>
+DEVICE void widen_raw4(const u32 (&raw)[4], int kind, float (&values)[4]) {
+    if (kind == FLOAT32) {
+        for (int u = 0; u < 4; ++u) values[u] = __uint_as_float(raw[u]);
+        return;
+    }
+    values[0] = widen(raw[0] & 0xFFFFu, kind), values[1] = widen(raw[0] >> 16, kind);
+    values[2] = widen(raw[1] & 0xFFFFu, kind), values[3] = widen(raw[1] >> 16, kind);
+}
+
+template <bool EVEN = false>
+DEVICE void load4(Values x, i64 i, int count, float (&values)[4]) {
+    u32 raw[4];
+    load_raw4<EVEN>(x, i, count, raw);
+    widen_raw4(raw, x.kind, values);
+}
+
+template <bool EVEN = false, class T>
 DEVICE void store4(T* out, i64 i, int count, const T (&values)[4]) {
-    if (count >= 4 && is_aligned(out + i, sizeof(Four<T>))) {
+    if (count >= 4 && (EVEN || is_aligned(out + i, sizeof(Four<T>)))) {
         Four<T> four;
         for (int u = 0; u < 4; ++u) four.of[u] = values[u];
         *reinterpret_cast<Four<T>*>(out + i) = four;
@@ -86,8 +110,9 @@ DEVICE void store4(T* out, i64 i, int count, const T (&values)[4]) {
 }
 
 // Four bytes of a word, the lowest first.
+template <bool EVEN = false>
 DEVICE void store4(u8* out, i64 i, int count, u32 word) {
-    if (count >= 4 && is_aligned(out + i, 4)) {
+    if (count >= 4 && (EVEN || is_aligned(out + i, 4))) {
         *reinterpret_cast<u32*>(out + i) = word;
         return;
     }
@@ -95,8 +120,10 @@ DEVICE void store4(u8* out, i64 i, int count, u32 word) {
         if (u < count) out[i + u] = u8(word >> 8 * u);
 }
 
+template <bool EVEN = false>
 DEVICE u32 load4(const u8* bytes, i64 i, int count) {
-    if (count >= 4 && is_aligned(bytes + i, 4)) return *reinterpret_cast<const u32*>(bytes + i);
+    if (count >= 4 && (EVEN || is_aligned(bytes + i, 4)))
+        return *reinterpret_cast<const u32*>(bytes + i);
     u32 word = 0;
     for (int u = 0; u < 4; ++u)
         if (u < count) word |= u32(bytes[i + u]) << 8 * u;
@@ -116,16 +143,22 @@ DEVICE void effective4(Values x, Feedback feedback, i64 i, int count, float (&p)
     for (int u = 0; u < 4; ++u) p[u] = p[u] + feedback.loss_scale * left[u];
 }
 
-// out = weight * decoded, or out += that, the product rounded first.
-DEVICE void combine4(
-    float* out, i64 i, int count, const float (&decoded)[4], float weight, bool add) {
-    float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (add) load4(out, i, count, values);
+// values = weight * decoded, or values += that, the product rounded first.
+DEVICE void put_or_add(float (&values)[4], const float (&decoded)[4], float weight, bool add) {
     for (int u = 0; u < 4; ++u) {
         float product = weight * decoded[u];
         values[u] = add ? values[u] + product : product;
     }
-    store4(out, i, count, values);
+}
+
+// The same for four of out, which are asked for before decode(values) begins.
+template <bool EVEN = false, class Decode>
+DEVICE void combine4(float* out, i64 i, int count, float weight, bool add, Decode decode) {
+    float values[4] = {0.0f, 0.0f, 0.0f, 0.0f}, decoded[4];
+    if (add) load4<EVEN>(out, i, count, values);
+    decode(decoded);
+    put_or_add(values, decoded, weight, add);
+    store4<EVEN>(out, i, count, values);
 }
 
 // Float32 rounded to 16 bits: to nearest, ties to even.

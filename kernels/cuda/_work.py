@@ -20,9 +20,26 @@ def team_for(block: int) -> tuple[str, int]:
     return ("warps", WARP) if block <= _WARPS_BLOCK else ("ctas", CTA)
 
 
+HELD = {8: (128, 256, 512, 1024), 4: (128, 256, 512, 1024), 2: (256, 512, 1024)}
+"""For codes of so many bits: the blocks that a team holds in registers; see ``_held.cuh``."""
+
+
+def quantizer_for(bits: int, block: int) -> tuple[str, int]:
+    """The same for kernels that quantise a block to codes of so many bits."""
+    if block not in HELD.get(bits, ()):
+        team, threads = team_for(block)
+        return f"by_{team}", threads
+    return f"of_{block}", min(block * bits // 32, WARP)  # a thread makes four neighbouring bytes
+
+
 def threads_for(elems: int, each: int) -> tuple[int, int]:
     """Teams, and threads of a team, for a kernel whose threads take ``each`` elements at a time."""
     return -(-elems // (each * WARP)), WARP
+
+
+def turns_for(elems: int) -> tuple[int, int]:
+    """The same for kernels that stream: a block of threads takes two vectors of four a thread."""
+    return -(-elems // (2 * 4 * CTA)), CTA
 
 
 def threads_for_rows(elems: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from ..blockwise import STATISTICS, Form
 from ..philox import Noise
 from ._arguments import Arguments, feedback, i64, random, values
 from ._device import launch
-from ._work import launch_sums, team_for
+from ._work import launch_sums, quantizer_for, team_for
 
 
 def quantize_blockwise(
@@ -32,7 +32,7 @@ def quantize_blockwise(
         "blockwise",
         kernels.quantize if noise is None else kernels.quantize_at_random,
         scales.size,
-        kernels.threads,
+        kernels.quantizer_threads,
         *values(x),
         *feedback(residual, loss_scale),
         codes,
@@ -99,11 +99,13 @@ class _Kernels(NamedTuple):
 
     Attributes:
         threads: Of a team.
+        quantizer_threads: Of a team that quantises.
         quantizer: Arguments of those that quantise.
         dequantizer: Arguments of the others.
     """
 
     threads: int
+    quantizer_threads: int
     quantize: str
     quantize_at_random: str
     dequantize: str
@@ -115,13 +117,15 @@ class _Kernels(NamedTuple):
 @lru_cache
 def _kernels(form: Form) -> _Kernels:
     team, threads = team_for(form.block)
+    quantizer, quantizer_threads = quantizer_for(form.bits, form.block)
     block, zero = np.int32(form.block), np.int32(form.zero)
     statistic = np.int32(STATISTICS.index(form.statistic))
     limits = np.int32(form.top), np.int32(form.bottom)
     return _Kernels(
         threads,
-        f"quantize_{form.bits}_by_{team}",
-        f"quantize_{form.bits}_at_random_by_{team}",
+        quantizer_threads,
+        f"quantize_{form.bits}_{quantizer}",
+        f"quantize_{form.bits}_at_random_{quantizer}",
         f"dequantize_{form.bits}_by_{team}",
         f"sum_{form.bits}_by_{team}",
         (block, statistic, *limits, zero, np.float64(form.clip)),

@@ -6,21 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._arrays import F32, Gradient, block_count
+from .._arrays import F32, Gradient
 from ..casts import Half
 from ._arguments import feedback, i64, values
-from ._device import CTA, launch
-from ._work import launch_sums
-
-_TURN = 4 * CTA  # elements that a block of threads takes at a time
+from ._device import launch
+from ._work import launch_sums, threads_for, turns_for
 
 
 def narrow(x: F32, out: Half, *, residual: F32 | None = None, loss_scale: float = 1.0) -> None:
     launch(
         "casts",
         "narrow",
-        block_count(x.size, _TURN),
-        CTA,
+        *turns_for(x.size),
         x,
         *values(out),
         *feedback(residual, loss_scale),
@@ -32,8 +29,7 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
     launch(
         "casts",
         "widened",
-        block_count(out.size, _TURN),
-        CTA,
+        *turns_for(out.size),
         *values(x),
         out,
         i64(out.size),
@@ -47,8 +43,7 @@ def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
     launch_sums(
         "casts",
         "sums",
-        block_count(out.size, _TURN),
-        CTA,
+        *threads_for(out.size, 4),
         (x,),
         out,
         kind,

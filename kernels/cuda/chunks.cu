@@ -53,20 +53,6 @@ DEVICE void absorb_tile(Source from, i64 low, int size, float* tile) {
     }
 }
 
-DEVICE double sum_of_squares(const float* tile, int size, double sum) {
-    for (int i = int(threadIdx.x) % LANES; i < size; i += LANES) {
-        double p = tile[i];
-        sum += p * p;
-    }
-    return sum;
-}
-
-// Every lane gets the sum of its half of the warp, in the written order.
-DEVICE double halved(double sum) {
-    for (int half = LANES / 2; half; half /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, half);
-    return sum;
-}
-
 // The NaN of the specification in the place of any other.
 DEVICE double norm_of(double sum) { return sum == sum ? sum : double(quiet_nan()); }
 
@@ -86,7 +72,8 @@ KERNEL(
         team_sync<WARP>();
         for (int two = 0; two * width < size; two += 2) {
             int begin = (two + half) * width, own = min(width, size - begin);
-            double sum = norm_of(halved(sum_of_squares(tile + begin, own, 0.0)));
+            int lane = int(threadIdx.x) % LANES;
+            double sum = norm_of(halved(lane_sum(tile + begin, lane, own, 0.0, square)));
             if (own > 0 && threadIdx.x % LANES == 0) norms[first + two + half] = sum;
         }
         team_sync<WARP>();
@@ -108,7 +95,7 @@ KERNEL(
             int size = int(min(i64(TILE), high - low));
             absorb_tile<CTA>({x, residual, back, clear, largest}, low, size, tile);
             team_sync<CTA>();
-            if (threadIdx.x < LANES) sum = sum_of_squares(tile, size, sum);
+            sum = lane_sum(tile, int(threadIdx.x), size, sum, square);
             team_sync<CTA>();
         }
         sum = halved(sum);
@@ -296,9 +283,9 @@ KERNEL(
         i64 place = i64(chosen[piece.number]) * chunk + piece.begin;
         int there = existing(place, n, piece);
         for (int i = 4 * team_thread<WARP>(); i < there; i += 4 * WARP) {
-            float value[4];
-            load4(values, from + i, there - i, value);
-            combine4(out, place + i, there - i, value, weight, true);
+            combine4(out, place + i, there - i, weight, true, [&](float (&value)[4]) {
+                load4(values, from + i, there - i, value);
+            });
         }
     }
 }

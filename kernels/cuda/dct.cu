@@ -212,9 +212,10 @@ DEVICE void add(
         transform_back<N>(room.values, room.places, form.kept, room.cosines, room.wide);
         __syncthreads();
         i64 low = tile * TILE + own;
-        float decoded[EACH];
-        for (int u = 0; u < EACH; ++u) decoded[u] = float(room.wide[own + u]);
-        combine4(out, low, int(max(i64(0), min(i64(EACH), n - low))), decoded, weight, added);
+        int count = int(max(i64(0), min(i64(EACH), n - low)));
+        combine4(out, low, count, weight, added, [&](float (&decoded)[EACH]) {
+            for (int u = 0; u < EACH; ++u) decoded[u] = float(room.wide[own + u]);
+        });
     }
 }
 

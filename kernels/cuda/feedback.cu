@@ -5,21 +5,33 @@
 #include "_bytes.cuh"
 #include "_values.cuh"
 
+template <bool EVEN>
+DEVICE void absorb(
+    float* x, const float* residual, float* kept, float loss_scale, float back, i64 n) {
+    for_turns(n, [&](const Turn& turn) {
+        float p[FOURS_A_TURN][4], left[FOURS_A_TURN][4];
+        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+            load4<EVEN>(x, turn.i[v], turn.count[v], p[v]);
+            load4<EVEN>(residual, turn.i[v], turn.count[v], left[v]);
+        }
+        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+            for (int u = 0; u < 4; ++u) {
+                p[v][u] = p[v][u] + loss_scale * left[v][u];
+                left[v][u] = is_finite(p[v][u]) ? p[v][u] * back : left[v][u];
+            }
+            store4<EVEN>(x, turn.i[v], turn.count[v], p[v]);
+            store4<EVEN>(kept, turn.i[v], turn.count[v], left[v]);
+        }
+    });
+}
+
 KERNEL(
     absorb_residual, CTA,
-    (float* x, const float* residual, float* kept, float loss_scale, float back, i64 n)) {
-    for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
-        int count = int(min(i64(4), n - i));
-        float p[4], left[4], keep[4];
-        load4(x, i, count, p);
-        load4(residual, i, count, left);
-        for (int u = 0; u < 4; ++u) {
-            p[u] = p[u] + loss_scale * left[u];
-            keep[u] = is_finite(p[u]) ? p[u] * back : left[u];
-        }
-        store4(x, i, count, p);
-        store4(kept, i, count, keep);
-    }
+    (float* __restrict__ x, const float* __restrict__ residual, float* __restrict__ kept,
+     float loss_scale, float back, i64 n)) {
+    bool even = is_aligned(x, 16) && is_aligned(residual, 16) && is_aligned(kept, 16);
+    if (even) absorb<true>(x, residual, kept, loss_scale, back, n);
+    else absorb<false>(x, residual, kept, loss_scale, back, n);
 }
 
 // Whether all bits of an exponent are set in a number of so many bits, of those in a word. Of a

@@ -1,9 +1,10 @@
 // Floats of eight bits; see compressa.kernels.fp8 for the arithmetic.
 //
-// A team takes a block: once through for its largest magnitude, and once more, out of the
-// first-level cache, for the codes. Rounding adds and takes off again a number so large that the
-// sum has no bits below the format's last one.
+// A block of any size goes through twice: once for its largest magnitude, and once more, out of the
+// first-level cache, for the codes. Blocks of the usual sizes are held in registers. Rounding adds
+// and takes off again a number so large that the sum has no bits below the format's last one.
 
+#include "_held.cuh"
 #include "_sums.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
@@ -44,45 +45,100 @@ DEVICE void decode4(u32 word, float scale, Format form, float (&values)[4]) {
     for (int u = 0; u < 4; ++u) values[u] = value_of(word >> 8 * u & 0xFFu, form) * scale;
 }
 
+DEVICE float scale_of(u32 most, Format form) {
+    float largest = __uint_as_float(most);
+    if (!is_finite(largest)) return quiet_nan();
+    return largest == 0.0f ? 0.0f : max(largest / form.largest, 0x1p-126f);
+}
+
 template <int THREADS>
-DEVICE float scale_of(Values x, Feedback feedback, i64 low, int size, Format form) {
+DEVICE u32 largest_of(Values x, Feedback feedback, i64 low, int size) {
     u32 most = 0;
     for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
         float p[4];
         effective4(x, feedback, low + i, min(4, size - i), p);
         for (int u = 0; u < 4; ++u) most = max(most, magnitude_bits(p[u]));
     }
-    float largest = __uint_as_float(team_max<THREADS>(most));
-    if (!is_finite(largest)) return quiet_nan();
-    return largest == 0.0f ? 0.0f : max(largest / form.largest, 0x1p-126f);
+    return team_max<THREADS>(most);
 }
 
+// The codes of four, and in the place of p what is left of them.
+DEVICE u32 encode4(float (&p)[4], float scale, float back, Format form) {
+    bool coded = scale > 0.0f;
+    float factor = coded ? 1.0f / scale : 0.0f;
+    u32 word = 0;
+    for (int u = 0; u < 4; ++u) {
+        float t = p[u] * factor, v = coded ? rounded(t, form) : 0.0f, sent = v * scale;
+        bool negative = coded && __float_as_uint(t) >> 31;
+        word |= code_of(v, negative, form) << 8 * u;
+        p[u] = (p[u] - (negative ? -sent : sent)) * back;
+    }
+    return word;
+}
+
+// The blocks from b on, those of all teams of the launch.
 template <int THREADS>
 DEVICE void quantize(
-    Values x, Feedback feedback, u8* codes, float* scales, i64 n, int block, Format form) {
+    Values x, Feedback feedback, u8* codes, float* scales, i64 n, int block, Format form,
+    i64 b = 0) {
     i64 blocks = (n + block - 1) / block;
-    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
+    for (b += team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
         i64 low = b * block;
         int size = int(min(i64(block), n - low));
-        float scale = scale_of<THREADS>(x, feedback, low, size, form);
-        bool coded = scale > 0.0f;
-        float factor = coded ? 1.0f / scale : 0.0f;
+        float scale = scale_of(largest_of<THREADS>(x, feedback, low, size), form);
         for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
             int count = min(4, size - i);
-            u32 word = 0;
-            float p[4], left[4];
+            float p[4];
             effective4(x, feedback, low + i, count, p);
-            for (int u = 0; u < 4; ++u) {
-                float t = p[u] * factor, v = coded ? rounded(t, form) : 0.0f, sent = v * scale;
-                bool negative = coded && __float_as_uint(t) >> 31;
-                word |= code_of(v, negative, form) << 8 * u;
-                left[u] = (p[u] - (negative ? -sent : sent)) * feedback.back;
-            }
-            store4(codes, low + i, count, word);
-            if (feedback.residual && scale == scale)
-                store4(feedback.residual, low + i, count, left);
+            store4(codes, low + i, count, encode4(p, scale, feedback.back, form));
+            if (feedback.residual && scale == scale) store4(feedback.residual, low + i, count, p);
         }
         if (team_thread<THREADS>() == 0) scales[b] = scale;
+    }
+}
+
+RARE void quantize_others(
+    Values x, Feedback feedback, u8* codes, float* scales, i64 n, int block, Format form, i64 b) {
+    quantize<WARP>(x, feedback, codes, scales, n, block, form, b);
+}
+
+// By teams that hold their blocks in registers.
+template <class H>
+DEVICE void quantize_held(
+    Values x, Feedback feedback, u8* codes, float* scales, i64 n, int block, Format form) {
+    bool even = is_even(x) && is_aligned(feedback.residual, 16) && is_aligned(codes, 4);
+    i64 whole = even ? n / H::BLOCK : 0, stride = team_count<WARP>(), b = team_number<WARP>();
+    Asked<H> asked = {};
+    if (H::AHEAD && b < whole) ask(asked, x, feedback.residual, b * H::BLOCK);
+    for (; b < whole; b += stride) {
+        if (!H::AHEAD) ask(asked, x, feedback.residual, b * H::BLOCK);
+        float p[H::FOURS][4];
+        effective_held<H>(asked, x, feedback, p);
+        float scale = scale_of(largest_held<H>(p), form);
+        asked = {};
+        if (H::AHEAD && b + stride < whole)
+            ask(asked, x, feedback.residual, (b + stride) * H::BLOCK);
+        UNROLLED for (int g = 0; g < H::FOURS; ++g) {
+            u32 word = encode4(p[g], scale, feedback.back, form);
+            store4<true>(codes, four_at<H>(b * H::BLOCK, g), 4, word);
+        }
+        if (feedback.residual && scale == scale)
+            leave_held<H>(feedback.residual, b * H::BLOCK, p);
+        if (team_thread<WARP>() == 0) scales[b] = scale;
+    }
+    if (whole * H::BLOCK < n) quantize_others(x, feedback, codes, scales, n, block, form, whole);
+}
+
+// WHOLE: the block has fours only, at addresses that allow vectors.
+template <int THREADS, bool WHOLE>
+DEVICE void dequantize_block(
+    const u8* codes, float scale, float* out, int size, Format form, float weight, bool add) {
+    for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
+        int count = WHOLE ? 4 : min(4, size - i);
+        u32 word = load4<WHOLE>(codes, i, count);
+        combine4<WHOLE>(out, i, count, weight, add, [&](float (&values)[4]) {
+            decode4(word, scale, form, values);
+        });
     }
 }
 
@@ -91,16 +147,16 @@ DEVICE void dequantize(
     const u8* codes, const float* scales, float* out, i64 n, int block, Format form, float weight,
     bool add) {
     i64 blocks = (n + block - 1) / block;
+    bool even = block % 4 == 0 && is_aligned(codes, 4) && is_aligned(out, 16);
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
         i64 low = b * block;
         int size = int(min(i64(block), n - low));
-        float scale = scales[b];
-        for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
-            int count = min(4, size - i);
-            float values[4];
-            decode4(load4(codes, low + i, count), scale, form, values);
-            combine4(out, low + i, count, values, weight, add);
-        }
+        if (even && size == block)
+            dequantize_block<THREADS, true>(
+                codes + low, scales[b], out + low, size, form, weight, add);
+        else
+            dequantize_block<THREADS, false>(
+                codes + low, scales[b], out + low, size, form, weight, add);
     }
 }
 
@@ -109,56 +165,73 @@ struct Payloads {
     const float* scales[MOST];
 };
 
+// WHOLE: as above.
+template <int THREADS, bool WHOLE>
+DEVICE void sum_block(
+    const Payloads& payloads, Sums sums, i64 b, i64 low, int size, Format form, float weight) {
+    float own[MOST];
+    FOR_PAYLOADS(r) own[r] = payloads.codes[r] ? payloads.scales[r][b] : 0.0f;
+    for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
+        int count = WHOLE ? 4 : min(4, size - i);
+        u32 words[MOST];
+        float total[4], values[4];
+        FOR_PAYLOADS(r) if (payloads.codes[r])
+            words[r] = load4<WHOLE>(payloads.codes[r], low + i, count);
+        begin4<WHOLE>(sums, low + i, count, total);
+        FOR_PAYLOADS(r) if (payloads.codes[r]) {
+            decode4(words[r], own[r], form, values);
+            add4(total, values, weight);
+        }
+        finish4<WHOLE>(sums, low + i, count, total);
+    }
+}
+
 template <int THREADS>
 DEVICE void sum(
     const Payloads& payloads, Sums sums, i64 n, int block, Format form, float weight) {
     i64 blocks = (n + block - 1) / block;
+    bool even = block % 4 == 0 && are_even(sums);
+    FOR_PAYLOADS(r) even = even && is_aligned(payloads.codes[r], 4);
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
         i64 low = b * block;
         int size = int(min(i64(block), n - low));
-        float own[MOST];
-        FOR_PAYLOADS(r) own[r] = payloads.codes[r] ? payloads.scales[r][b] : 0.0f;
-        for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
-            int count = min(4, size - i);
-            u32 words[MOST];
-            float total[4], values[4];
-            FOR_PAYLOADS(r) if (payloads.codes[r])
-                words[r] = load4(payloads.codes[r], low + i, count);
-            begin4(sums, low + i, count, total);
-            FOR_PAYLOADS(r) if (payloads.codes[r]) {
-                decode4(words[r], own[r], form, values);
-                add4(total, values, weight);
-            }
-            finish4(sums, low + i, count, total);
-        }
+        if (even && size == block)
+            sum_block<THREADS, true>(payloads, sums, b, low, size, form, weight);
+        else
+            sum_block<THREADS, false>(payloads, sums, b, low, size, form, weight);
     }
 }
 
-#define QUANTIZE(name, THREADS)                                                                   \
-    KERNEL(                                                                                       \
-        name, CTA,                                                                                \
-        (const void* x, int kind, float* residual, float loss_scale, float back, u8* codes,       \
-         float* scales, i64 n, int block, int mantissa, int bias, float largest)) {               \
-        quantize<THREADS>(                                                                        \
-            {x, kind}, {residual, loss_scale, back}, codes, scales, n, block,                     \
-            {mantissa, bias, largest});                                                           \
+#define QUANTIZE_AS(name, ctas, quantize)                                                         \
+    CROWDED(                                                                                      \
+        name, CTA, ctas,                                                                          \
+        (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,    \
+         float back, u8* __restrict__ codes, float* __restrict__ scales, i64 n, int block,        \
+         int mantissa, int bias, float largest)) {                                                \
+        Format form = {mantissa, bias, largest};                                                  \
+        quantize({x, kind}, {residual, loss_scale, back}, codes, scales, n, block, form);         \
     }
+
+#define QUANTIZE(name, THREADS) QUANTIZE_AS(name, 1, quantize<THREADS>)
+#define QUANTIZE_HELD(name, BLOCK)                                                                \
+    QUANTIZE_AS(name, (Held<BLOCK, 1>::CTAS), (quantize_held<Held<BLOCK, 1>>))
 
 #define DEQUANTIZE(name, THREADS)                                                                 \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
-        (const u8* codes, const float* scales, float* out, i64 n, int block, int mantissa,        \
-         int bias, float largest, float weight, bool add)) {                                      \
+        (const u8* __restrict__ codes, const float* __restrict__ scales,                          \
+         float* __restrict__ out, i64 n, int block, int mantissa, int bias, float largest,        \
+         float weight, bool add)) {                                                               \
         dequantize<THREADS>(                                                                      \
             codes, scales, out, n, block, {mantissa, bias, largest}, weight, add);                \
     }
 
 #define SUM(name, THREADS)                                                                        \
-    KERNEL(                                                                                       \
-        name, CTA,                                                                                \
-        (EACH_OF(const u8*, codes), EACH_OF(const float*, scales), const float* before,           \
-         void* out, int kind, i64 n, int block, int mantissa, int bias, float largest,            \
-         float weight)) {                                                                         \
+    CROWDED(                                                                                      \
+        name, CTA, CROWD,                                                                         \
+        (EACH_OF(const u8* __restrict__, codes), EACH_OF(const float* __restrict__, scales),      \
+         const float* before, void* out, int kind, i64 n, int block, int mantissa, int bias,      \
+         float largest, float weight)) {                                                          \
         sum<THREADS>(                                                                             \
             {ALL_OF(codes), ALL_OF(scales)}, {before, out, kind}, n, block,                       \
             {mantissa, bias, largest}, weight);                                                   \
@@ -166,6 +239,10 @@ DEVICE void sum(
 
 QUANTIZE(quantize_by_warps, WARP)
 QUANTIZE(quantize_by_ctas, CTA)
+QUANTIZE_HELD(quantize_of_128, 128)
+QUANTIZE_HELD(quantize_of_256, 256)
+QUANTIZE_HELD(quantize_of_512, 512)
+QUANTIZE_HELD(quantize_of_1024, 1024)
 DEQUANTIZE(dequantize_by_warps, WARP)
 DEQUANTIZE(dequantize_by_ctas, CTA)
 SUM(sum_by_warps, WARP)

@@ -10,7 +10,7 @@ from .._arrays import F32, U8, Gradient, block_count
 from ..fp8 import Format
 from ._arguments import Arguments, feedback, values
 from ._device import launch
-from ._work import launch_sums, team_for
+from ._work import launch_sums, quantizer_for, team_for
 
 
 def _numbers(size: int, block: int, form: Format) -> Arguments:
@@ -29,10 +29,10 @@ def quantize_fp8(
     residual: F32 | None = None,
     loss_scale: float = 1.0,
 ) -> None:
-    team, threads = team_for(block)
+    team, threads = quantizer_for(8, block)
     launch(
         "fp8",
-        f"quantize_by_{team}",
+        f"quantize_{team}",
         scales.size,
         threads,
         *values(x),

@@ -5,7 +5,7 @@
 // blockwise.cu or onebit.cu do. The table that says where the vectors lie is a parameter of the
 // kernel: it needs no copy to the GPU, and all threads of a CTA read the same entry of it.
 
-#include "_blockwise.cuh"
+#include "_blockwise_held.cuh"
 #include "_onebit.cuh"
 
 constexpr int VECTORS = 64;  // of a launch
@@ -45,32 +45,85 @@ DEVICE int vector_of(const AnyTable& table, int group) {
     return low;
 }
 
-// Calls take(v, b) for each of the CTA's groups: it begins at block b of vector v.
-template <int THREADS, class AnyTable, class Take>
-DEVICE void for_groups(const AnyTable& table, Take take) {
+// Calls take(v, b) for each of the CTA's groups, one block to a team: it begins at block b of v.
+template <class AnyTable, class Take>
+DEVICE void for_groups(const AnyTable& table, int teams, Take take) {
     int groups = table.first_group[table.vectors];
     for (int group = int(blockIdx.x); group < groups; group += int(gridDim.x)) {
         int v = vector_of(table, group);
-        take(v, i64(group - table.first_group[v]) * (CTA / THREADS));
+        take(v, i64(group - table.first_group[v]) * teams);
     }
 }
 
+// What all vectors of a launch share.
+struct Shared {
+    int kind;
+    float loss_scale, back;
+    Form form;
+    u32 seed, stream, step;
+};
+
+DEVICE Values values_of(const Table& table, int v, const Shared& shared) {
+    return {table.x[v], shared.kind};
+}
+
+DEVICE Feedback feedback_of(const Table& table, int v, const Shared& shared) {
+    return {table.residual[v], shared.loss_scale, shared.back};
+}
+
+DEVICE Payload payload_of(const Table& table, int v) {
+    return {table.codes[v], table.scales[v], table.offsets[v]};
+}
+
+DEVICE Noise noise_of(const Table& table, int v, const Shared& shared) {
+    return {shared.seed, shared.stream, shared.step, table.parameter[v], table.start[v]};
+}
+
 template <int THREADS, int EACH, bool RANDOM>
-DEVICE void quantize_many(
-    const Table& table, int kind, float loss_scale, float back, const Form& form, u32 seed,
-    u32 stream, u32 step) {
-    for_groups<THREADS>(table, [&](int v, i64 b) {
+DEVICE void quantize_many(const Table& table, const Shared& shared) {
+    for_groups(table, CTA / THREADS, [&](int v, i64 b) {
         quantize_group<THREADS, EACH, RANDOM>(
-            {table.x[v], kind}, {table.residual[v], loss_scale, back},
-            {table.codes[v], table.scales[v], table.offsets[v]}, b, table.elems[v], form,
-            {seed, stream, step, table.parameter[v], table.start[v]});
+            values_of(table, v, shared), feedback_of(table, v, shared), payload_of(table, v), b,
+            table.elems[v], shared.form, noise_of(table, v, shared));
     });
+}
+
+DEVICE bool is_whole(const Table& table, int v, i64 b, int teams, const Shared& shared) {
+    bool even = are_even(
+        values_of(table, v, shared), feedback_of(table, v, shared), payload_of(table, v));
+    return b < whole_blocks(table.elems[v], even, teams, shared.form.block);
+}
+
+template <int EACH, bool RANDOM>
+RARE void quantize_many_others(const Table& table, Shared shared, int teams) {
+    for_groups(table, teams, [&](int v, i64 first) {
+        if (is_whole(table, v, first, teams, shared)) return;
+        i64 n = table.elems[v];
+        for (i64 b = first; b < first + teams && b * shared.form.block < n; b += CTA / WARP)
+            quantize_group<WARP, EACH, RANDOM>(
+                values_of(table, v, shared), feedback_of(table, v, shared), payload_of(table, v),
+                b, n, shared.form, noise_of(table, v, shared));
+    });
+}
+
+// Groups that are not whole come after all others: so they take no registers from these.
+template <class H, bool RANDOM>
+DEVICE void quantize_many_held(const Table& table, const Shared& shared) {
+    bool others = false;
+    for_groups(table, H::TEAMS, [&](int v, i64 b) {
+        if (is_whole(table, v, b, H::TEAMS, shared))
+            quantize_held_group<H, RANDOM>(
+                values_of(table, v, shared), feedback_of(table, v, shared), payload_of(table, v),
+                b, shared.form, noise_of(table, v, shared));
+        else others = true;
+    });
+    if (others) quantize_many_others<H::EACH, RANDOM>(table, shared, H::TEAMS);
 }
 
 template <int THREADS>
 DEVICE void quantize_many_of_signs(
     const Table& table, int kind, float loss_scale, float back, int block) {
-    for_groups<THREADS>(table, [&](int v, i64 first) {
+    for_groups(table, CTA / THREADS, [&](int v, i64 first) {
         i64 b = first + int(threadIdx.x) / THREADS;
         if (b * block >= table.elems[v]) return;
         quantize_signs<THREADS>(
@@ -103,7 +156,7 @@ template <int THREADS, class SumOne>
 DEVICE void sum_many(
     const SumTable& table, const u8* const (&payloads)[MOST], const Course& course, int kind,
     int block, SumOne sum_one) {
-    for_groups<THREADS>(table, [&](int v, i64 first) {
+    for_groups(table, CTA / THREADS, [&](int v, i64 first) {
         i64 b = first + int(threadIdx.x) / THREADS;
         if (b * block >= table.elems[v]) return;
         void* out = table.out[v];
@@ -116,15 +169,21 @@ DEVICE void sum_many(
     });
 }
 
-#define QUANTIZE_MANY(name, THREADS, EACH, RANDOM)                                              \
-    KERNEL(                                                                                     \
-        name, CTA,                                                                              \
-        (const Table table, int kind, float loss_scale, float back, int block, int statistic,   \
-         int top, int bottom, int zero, double clip, u32 seed, u32 stream, u32 step)) {         \
+#define QUANTIZE_MANY_AS(name, ctas, quantize_many, ...)                                        \
+    CROWDED(                                                                                    \
+        name, CTA, ctas,                                                                        \
+        (const __grid_constant__ Table table, int kind, float loss_scale, float back,           \
+         int block, int statistic, int top, int bottom, int zero, double clip, u32 seed,        \
+         u32 stream, u32 step)) {                                                               \
         Form form = {block, statistic, top, bottom, zero, clip};                                \
-        quantize_many<THREADS, EACH, RANDOM>(                                                   \
-            table, kind, loss_scale, back, form, seed, stream, step);                           \
+        quantize_many<__VA_ARGS__>(table, {kind, loss_scale, back, form, seed, stream, step});  \
     }
+
+#define QUANTIZE_MANY(name, ...) QUANTIZE_MANY_AS(name, 1, quantize_many, __VA_ARGS__)
+#define QUANTIZE_MANY_HELD(name, RANDOM, BLOCK, EACH)                                           \
+    QUANTIZE_MANY_AS(                                                                           \
+        name, (Held<BLOCK, EACH>::CTAS < 3 ? 2 : 3), quantize_many_held, Held<BLOCK, EACH>,     \
+        RANDOM)
 
 #define QUANTIZE_MANY_OF_SIGNS(name, THREADS)                                                   \
     KERNEL(                                                                                     \
@@ -140,7 +199,9 @@ DEVICE void sum_many(
         const u8* const payloads[MOST] = ALL_OF(payload);                                       \
         Course course = {resumes, last, totals};                                                \
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
-            sum_block<THREADS, EACH>(some, ranged, sums, alone, b, n, block, zero, weight);     \
+            bool even = block % (4 * EACH) == 0 && are_even(sums) && have_even_codes(some);     \
+            sum_block<THREADS, EACH>(                                                           \
+                some, ranged, sums, alone, b, n, block, zero, weight, even);                    \
         };                                                                                      \
         sum_many<THREADS>(table, payloads, course, kind, block, sum_one);                       \
     }
@@ -170,6 +231,28 @@ QUANTIZE_MANY(quantize_many_at_random_2_by_warps, WARP, 4, true)
 QUANTIZE_MANY(quantize_many_at_random_8_by_ctas, CTA, 1, true)
 QUANTIZE_MANY(quantize_many_at_random_4_by_ctas, CTA, 2, true)
 QUANTIZE_MANY(quantize_many_at_random_2_by_ctas, CTA, 4, true)
+QUANTIZE_MANY_HELD(quantize_many_8_of_128, false, 128, 1)
+QUANTIZE_MANY_HELD(quantize_many_8_of_256, false, 256, 1)
+QUANTIZE_MANY_HELD(quantize_many_8_of_512, false, 512, 1)
+QUANTIZE_MANY_HELD(quantize_many_8_of_1024, false, 1024, 1)
+QUANTIZE_MANY_HELD(quantize_many_4_of_128, false, 128, 2)
+QUANTIZE_MANY_HELD(quantize_many_4_of_256, false, 256, 2)
+QUANTIZE_MANY_HELD(quantize_many_4_of_512, false, 512, 2)
+QUANTIZE_MANY_HELD(quantize_many_4_of_1024, false, 1024, 2)
+QUANTIZE_MANY_HELD(quantize_many_2_of_256, false, 256, 4)
+QUANTIZE_MANY_HELD(quantize_many_2_of_512, false, 512, 4)
+QUANTIZE_MANY_HELD(quantize_many_2_of_1024, false, 1024, 4)
+QUANTIZE_MANY_HELD(quantize_many_at_random_8_of_128, true, 128, 1)
+QUANTIZE_MANY_HELD(quantize_many_at_random_8_of_256, true, 256, 1)
+QUANTIZE_MANY_HELD(quantize_many_at_random_8_of_512, true, 512, 1)
+QUANTIZE_MANY_HELD(quantize_many_at_random_8_of_1024, true, 1024, 1)
+QUANTIZE_MANY_HELD(quantize_many_at_random_4_of_128, true, 128, 2)
+QUANTIZE_MANY_HELD(quantize_many_at_random_4_of_256, true, 256, 2)
+QUANTIZE_MANY_HELD(quantize_many_at_random_4_of_512, true, 512, 2)
+QUANTIZE_MANY_HELD(quantize_many_at_random_4_of_1024, true, 1024, 2)
+QUANTIZE_MANY_HELD(quantize_many_at_random_2_of_256, true, 256, 4)
+QUANTIZE_MANY_HELD(quantize_many_at_random_2_of_512, true, 512, 4)
+QUANTIZE_MANY_HELD(quantize_many_at_random_2_of_1024, true, 1024, 4)
 QUANTIZE_MANY_OF_SIGNS(quantize_many_1_by_warps, WARP)
 QUANTIZE_MANY_OF_SIGNS(quantize_many_1_by_ctas, CTA)
 SUM_MANY(sum_many_8_by_warps, WARP, 1)

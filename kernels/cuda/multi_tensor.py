@@ -21,7 +21,7 @@ from ..onebit import SignForm
 from ..philox import Noise
 from ._arguments import Arguments, feedback, random, values
 from ._device import CTA, Table, device, launch
-from ._work import team_for
+from ._work import quantizer_for, team_for
 
 MOST = 64  # vectors of a launch: parameters of a kernel have 4 KB
 MOST_PAYLOADS = 8  # of a launch; as in _sums.cuh
@@ -154,43 +154,47 @@ def _random(noise: Noise | None) -> Arguments:
     return random(None if noise is None else Noise(*noise[:3], parameter=0))[:3]
 
 
-def _kernel(form: BlockForm) -> str:
-    bits = 1 if isinstance(form, SignForm) else form.bits
-    return f"{bits}_by_{team_for(form.block)[0]}"
+def _bits(form: BlockForm) -> int:
+    return 1 if isinstance(form, SignForm) else form.bits
 
 
 def _prepared_to_quantize(batch: BlockwiseVectors) -> _Prepared:
     form, lows = batch.form, range(0, len(batch.vectors), MOST)
-    launches = [_launch(batch.vectors[low : low + MOST], form.block) for low in lows]
+    team, threads = quantizer_for(_bits(form), form.block)
+    launches = [_launch(batch.vectors[low : low + MOST], form.block, threads) for low in lows]
+    kernel = f"{_bits(form)}_{team}"
     if isinstance(form, SignForm):
-        return _Prepared(launches, _kernel(form), (np.int32(form.block),))
+        return _Prepared(launches, kernel, (np.int32(form.block),))
     statistic = STATISTICS.index(form.statistic)
     numbers = (form.block, statistic, form.top, form.bottom, form.zero)
-    return _Prepared(launches, _kernel(form), (*map(np.int32, numbers), np.float64(form.clip)))
+    return _Prepared(launches, kernel, (*map(np.int32, numbers), np.float64(form.clip)))
 
 
 def _prepared_to_sum(batch: BlockwiseParts) -> _Prepared:
     form, lows = batch.form, range(0, len(batch.parts), MOST)
     totals = list(accumulate((part.out.size for part in batch.parts), initial=0))
+    team, threads = team_for(form.block)
     launches = [
-        _sum_launch(batch.parts[low : low + MOST], totals[low : low + MOST], form.block)
+        _sum_launch(batch.parts[low : low + MOST], totals[low : low + MOST], form.block, threads)
         for low in lows
     ]
     numbers: Arguments = (np.int32(form.block),)
     if not isinstance(form, SignForm):
         numbers = (*numbers, np.int32(form.zero), _BOOLS[form.statistic == "range"])
-    return _Prepared(launches, _kernel(form), numbers)
+    return _Prepared(launches, f"{_bits(form)}_by_{team}", numbers)
 
 
-def _first_groups(sizes: Sequence[int], block: int) -> list[int]:
+def _first_groups(sizes: Sequence[int], block: int, threads: int) -> list[int]:
     """The groups of blocks before each vector, and all; a group is what a CTA takes at once."""
-    at_once = CTA // team_for(block)[1]  # it never mixes vectors
+    at_once = CTA // threads  # it never mixes vectors
     return list(accumulate((-(-block_count(n, block) // at_once) for n in sizes), initial=0))
 
 
-def _sum_launch(parts: Sequence[BlockwisePart], totals: Sequence[int], block: int) -> _Launch:
+def _sum_launch(
+    parts: Sequence[BlockwisePart], totals: Sequence[int], block: int, threads: int
+) -> _Launch:
     sizes = [part.out.size for part in parts]
-    first_group = _first_groups(sizes, block)
+    first_group = _first_groups(sizes, block, threads)
     numbers: dict[str, Sequence[int] | int] = {
         "codes": [part.codes for part in parts],
         "scales": [part.scales for part in parts],
@@ -205,8 +209,8 @@ def _sum_launch(parts: Sequence[BlockwisePart], totals: Sequence[int], block: in
     )
 
 
-def _launch(vectors: Sequence[BlockwiseVector], block: int) -> _Launch:
-    first_group = _first_groups([vector.x.size for vector in vectors], block)
+def _launch(vectors: Sequence[BlockwiseVector], block: int, threads: int) -> _Launch:
+    first_group = _first_groups([vector.x.size for vector in vectors], block, threads)
     arrays: dict[str, Sequence[Any]] = {
         "x": [vector.x for vector in vectors],
         "residual": [vector.residual for vector in vectors],

@@ -10,12 +10,6 @@
 constexpr int GROUP = 1024;
 constexpr int AT_ONCE = 2;  // planes whose elements are asked for before the first is worked on
 
-#ifdef __CUDACC__
-#define UNROLLED _Pragma("unroll")  // without, what is held of the planes would not be in registers
-#else
-#define UNROLLED
-#endif
-
 static_assert(SPAN == GROUP * (CTA / WARP), "a CTA draws what its warps need");
 
 // The biased exponent of p, rounded up or down; 255 where p is not finite.
@@ -37,10 +31,11 @@ DEVICE void decode4(u32 word, u32 negative, float (&values)[4]) {
 DEVICE u32 quantize4(
     const float (&x)[4], float (&left)[4], Feedback feedback, u8* exponents, i64 i, int count,
     Drawn drawn, int place) {
-    u32 word = 0, signs = 0;
+    u32 word = 0, signs = 0, fractions[4];
+    drawn_fractions(drawn, place, count, fractions);
     for (int u = 0; u < 4; ++u) {
         float p = feedback.residual ? x[u] + feedback.loss_scale * left[u] : x[u];
-        u32 exponent = rounded_exponent(p, u < count ? drawn_fraction(drawn, place + u) : 0u);
+        u32 exponent = rounded_exponent(p, fractions[u]);
         u32 sign = sign_of(p);
         word |= exponent << 8 * u, signs |= sign >> 31 << 8 * u;
         if (is_finite(p)) left[u] = (p - power(exponent, sign)) * feedback.back;
@@ -101,9 +96,9 @@ KERNEL(
         int size = int(min(i64(GROUP), n - low));
         for_signs<WARP>(signs, low / PLANES, size, [&](int first, int count, u32 negative) {
             u32 word = load4(exponents, low + first, count);
-            float values[4];
-            decode4(word, negative, values);
-            combine4(out, low + first, count, values, weight, add);
+            combine4(out, low + first, count, weight, add, [&](float (&values)[4]) {
+                decode4(word, negative, values);
+            });
         });
     }
 }

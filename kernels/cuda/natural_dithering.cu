@@ -58,16 +58,12 @@ DEVICE float norm_of(
             store4(values, i, 4, p);
         }
         team_sync<THREADS>();
-        if (form.euclidean && thread < LANES)
-            for (int i = thread; i < count; i += LANES)
-                squares += double(values[i]) * double(values[i]);
+        if (form.euclidean) squares = lane_sum(values, thread, count, squares, square);
     }
     float most = __uint_as_float(team_max<THREADS>(largest));
     if (!is_finite(most)) return quiet_nan();
     if (!form.euclidean) return most;
-    for (int half = LANES / 2; half; half /= 2)
-        squares += __shfl_xor_sync(WHOLE_WARP, squares, half);
-    double length = sqrt(team_told<THREADS>(squares));
+    double length = sqrt(team_told<THREADS>(halved(squares)));
     return float(length < double(LARGEST) ? length : double(LARGEST));
 }
 
@@ -186,22 +182,23 @@ DEVICE void undither(
         for (int t = team_thread<THREADS>(); t < PLANES * fours; t += THREADS) {
             int plane = t / fours, i = 4 * (t % fours), some = min(4, width - i);
             int first = plane * width + i;
-            u32 word = 0;
-            for (int k = 0; k < form.bits; ++k)
-                word |= (load4(codes, at + i64(k) * width + i, some) >> plane & ONES) << k;
-            float values[4];
-            for (int u = 0; u < 4; ++u) {
-                u32 code = word >> 8 * u & 0xFFu;
-                values[u] = value_of(int(code & levels), code > levels, norm, form.levels);
-            }
-            combine4(out, low + first, min(some, size - first), values, weight, add);
+            int count = min(some, size - first);
+            combine4(out, low + first, count, weight, add, [&](float (&values)[4]) {
+                u32 word = 0;
+                for (int k = 0; k < form.bits; ++k)
+                    word |= (load4(codes, at + i64(k) * width + i, some) >> plane & ONES) << k;
+                for (int u = 0; u < 4; ++u) {
+                    u32 code = word >> 8 * u & 0xFFu;
+                    values[u] = value_of(int(code & levels), code > levels, norm, form.levels);
+                }
+            });
         }
     }
 }
 
 #define DITHER(name, THREADS)                                                                     \
-    KERNEL(                                                                                       \
-        name, CTA,                                                                                \
+    CROWDED(                                                                                      \
+        name, CTA, 4,                                                                             \
         (const void* x, int kind, float* residual, float loss_scale, float back, u8* codes,       \
          float* norms, i64 n, int block, int levels, int bits, bool euclidean, u32 seed,          \
          u32 stream, u32 step, u32 parameter, i64 start)) {                                       \

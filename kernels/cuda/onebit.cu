@@ -19,10 +19,10 @@ DEVICE void dequantize(
         int size = int(min(i64(block), n - low));
         u32 scale = __float_as_uint(scales[b]);
         for_signs<THREADS>(bits, low / PLANES, size, [&](int first, int count, u32 negative) {
-            float values[4];
-            for (int u = 0; u < 4; ++u)
-                values[u] = __uint_as_float(scale ^ sign_bit(negative, u));
-            combine4(out, low + first, count, values, weight, add);
+            combine4(out, low + first, count, weight, add, [&](float (&values)[4]) {
+                for (int u = 0; u < 4; ++u)
+                    values[u] = __uint_as_float(scale ^ sign_bit(negative, u));
+            });
         });
     }
 }

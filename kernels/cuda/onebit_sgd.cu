@@ -155,10 +155,10 @@ DEVICE void dequantize(
         for (int plane = 0; plane < PLANES; ++plane) {
             i64 first = plane * group.width + i;
             int count = int(max(i64(0), min(i64(some), group.size - first)));
-            float values[4];
-            for (int u = 0; u < 4; ++u)
-                values[u] = word >> (8 * u + plane) & 1u ? negative : other;
-            combine4(out, group.low + first, count, values, weight, add);
+            combine4(out, group.low + first, count, weight, add, [&](float (&values)[4]) {
+                for (int u = 0; u < 4; ++u)
+                    values[u] = word >> (8 * u + plane) & 1u ? negative : other;
+            });
         }
     }
 }

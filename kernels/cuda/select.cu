@@ -73,10 +73,15 @@ KERNEL(
 // The sum of the squares of a tile, in the written order.
 DEVICE void square_tile(const Source& from, i64 tile, i64 low, int size, double* squares) {
     __syncwarp();  // until the lanes' parts of q can be read by the others
-    double sum = team_tree_sum<WARP>(size, [&](int i) {
-        double q = kept(from, low + i);
-        return q * q;
-    });
+    constexpr int EACH = STAGED_SQUARES;
+    float* stage = team_stage<WARP, EACH>();
+    auto fill = [&](int first, int count) {
+        UNROLLED for (int e = 0; e < EACH; ++e) {
+            int i = e * WARP + team_thread<WARP>();
+            stage[i] = i < count ? kept(from, low + first + i) : 0.0f;
+        }
+    };
+    double sum = team_tree_sum<WARP, EACH * WARP>(stage, size, fill, square);
     if (team_thread<WARP>() == 0) squares[tile] = sum;
 }
 

@@ -9,7 +9,17 @@ import nvrtc
 import pytest
 from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
 from compressa.kernels.cuda._gpu import _KERNEL
-from cuda_registers import ARCHITECTURES, SOURCES, TABLE, digest, listed, needs
+from cuda_occupancy import (
+    IN_REGISTERS,
+    STREAMS,
+    VECTORS,
+    Stream,
+    body,
+    resident_warps,
+    under_way,
+    vector_runs,
+)
+from cuda_registers import ARCHITECTURES, SOURCES, TABLE, built, digest, listed, needs
 from emulated_cuda import HEADER
 
 MOST_SPILLED_BYTES = 32
@@ -20,30 +30,32 @@ needs_nvrtc = pytest.mark.skipif(
 )
 
 
+def page() -> str:
+    return TABLE.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_each_source_was_compiled_for_all_as_it_is(source: str) -> None:
-    page = TABLE.read_text(encoding="utf-8")
-    assert f"| {source} | {digest(source, page)} |" in page, "run python tests/cuda_registers.py"
-
-
-def test_a_number_that_no_compiler_has_said_is_noticed() -> None:
-    page = TABLE.read_text(encoding="utf-8")
-    (name, registers), *_ = re.findall(r"^\| topk \| (\w+) \| (\d+)", page, re.MULTILINE)
-    row = f"| topk | {name} | "
-    forged = page.replace(f"{row}{registers}", f"{row}{int(registers) - 1}")
-    assert digest("topk", forged) != digest("topk", page)
-
-
-@needs_nvrtc
-def test_all_were_compiled_by_the_compiler_that_is_installed() -> None:
-    page = TABLE.read_text(encoding="utf-8")
-    assert f"with NVRTC {version('nvidia-cuda-nvrtc')}." in page, (
+    assert f"| {source} | {digest(source, page())} |" in page(), (
         "run python tests/cuda_registers.py"
     )
 
 
+def test_a_number_that_no_compiler_has_said_is_noticed() -> None:
+    (name, registers), *_ = re.findall(r"^\| topk \| (\w+) \| (\d+)", page(), re.MULTILINE)
+    row = f"| topk | {name} | "
+    forged = page().replace(f"{row}{registers}", f"{row}{int(registers) - 1}")
+    assert digest("topk", forged) != digest("topk", page())
+
+
+@needs_nvrtc
+def test_all_were_compiled_by_the_compiler_that_is_installed() -> None:
+    made_by = f"with NVRTC\n{version('nvidia-cuda-nvrtc')}."
+    assert made_by in page(), "run python tests/cuda_registers.py"
+
+
 def test_nothing_spills_to_speak_of() -> None:
-    found = list(listed())
+    found = list(listed(page()))
     assert {architecture for architecture, _ in found} == set(ARCHITECTURES)
     assert not [one for one in found if one[1].spilled_bytes > MOST_SPILLED_BYTES]
 
@@ -51,10 +63,62 @@ def test_nothing_spills_to_speak_of() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_table_says_what_the_compiler_says(source: str) -> None:
-    said = {one.name: one for architecture, one in listed() if architecture == COMPILED_HERE}
+    said = {one.name: one for architecture, one in listed(page()) if architecture == COMPILED_HERE}
     found = [one._replace(name=f"{source}: {one.name}") for one in needs(source, COMPILED_HERE)]
     assert found
     assert [said.get(one.name) for one in found] == found, "run python tests/cuda_registers.py"
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: f"{stream.source}-{stream.name}")
+def test_streams_keep_as_much_under_way_as_memory_needs(stream: Stream) -> None:
+    """What spills, takes more registers or asks for less in advance falls below it."""
+    name = f"{stream.source}: {stream.name}"
+    found = {where: one.warps for where, one in listed(page()) if one.name == name}
+    assert set(found) == set(ARCHITECTURES)
+    for architecture, warps in found.items():
+        assert under_way(stream, warps) >= stream.needed_bytes, architecture
+    kib = f"| {name} | {stream.asked_bytes} | {stream.needed_bytes / 1024:.1f} |"
+    assert kib in page(), "run python tests/cuda_registers.py"
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared_bytes", "architecture", "warps"),
+    [
+        (32, 0, "sm_90", 64),
+        (32, 0, "sm_120", 48),
+        (33, 0, "sm_90", 48),  # registers are given out by eight for a thread
+        (64, 8192, "sm_90", 32),
+        (65, 8192, "sm_90", 24),
+        (40, 32768, "sm_120", 24),  # three times 33 KiB of 100
+        (40, 32768, "sm_80", 32),
+        (255, 0, "sm_90", 8),
+    ],
+)
+def test_registers_and_shared_memory_bound_the_warps_of_a_multiprocessor(
+    registers: int, shared_bytes: int, architecture: str, warps: int
+) -> None:
+    assert resident_warps(registers, shared_bytes, architecture) == warps
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("source", sorted({stream.source for stream in IN_REGISTERS + VECTORS}))
+def test_what_a_thread_asks_for_at_once_is_asked_for_by_vectors(source: str) -> None:
+    ptx = built(source, COMPILED_HERE).ptx
+    for stream in IN_REGISTERS + VECTORS:
+        if stream.source == source:
+            assert max(vector_runs(ptx, stream.name)) == stream.asked_bytes, stream.name
+
+
+@needs_nvrtc
+def test_the_next_block_is_asked_for_before_this_one_is_written() -> None:
+    ptx = built("fp8", COMPILED_HERE).ptx
+    for stream in IN_REGISTERS:
+        if stream.source == "fp8":
+            text = body(ptx, stream.name)
+            loads = [found.start() for found in re.finditer(r"ld\.global\.v4", text)]
+            first_store = text.index("st.global")
+            turns = sum(place < first_store for place in loads) * 16 // stream.asked_bytes
+            assert turns == (2 if stream.asked_bytes <= 128 else 1), stream.name
 
 
 @needs_nvrtc

@@ -41,9 +41,9 @@ def test_launches_with_addresses_and_numbers_on_the_current_stream(cupy: FakeCuP
         places = (ctypes.c_void_p * 3).from_address(parameters)
         seen.extend(ctypes.c_uint64.from_address(place or 0).value for place in places)
 
-    cupy.does["quantize_8_by_warps"] = look
+    cupy.does["quantize_8_of_256"] = look
     quantize()
-    assert cupy.launched == [("quantize_8_by_warps", (1, 1, 1), (256, 1, 1), 7)]
+    assert cupy.launched == [("quantize_8_of_256", (1, 1, 1), (256, 1, 1), 7)]
     assert seen == [1 << 20, 0, 0]  # an address, the kind of float32, and no residual
 
 

@@ -80,13 +80,13 @@ def test_sixty_four_vectors_take_one_launch_whose_parameter_says_where_they_lie(
         multi_tensor_quantize(batch, loss_scale=4.0)
     assert len(launches) == 4
     (name, blocks, arguments), (_, _, rest), (_, _, again) = launches[:3]
-    # Of 128 elements eight blocks are taken at once: 98 times in 100,000, and once in 1024.
-    assert (name, blocks) == ("quantize_many_4_by_warps", 98 + 0 + 1 + 61)
+    # Of 128 elements sixteen blocks are taken at once: 49 times in 100,000, and once in 1024.
+    assert (name, blocks) == ("quantize_many_4_of_128", 49 + 0 + 1 + 61)
     (table,), (short,) = arguments[0].on_gpu, rest[0].on_gpu
     assert again[0].on_gpu is arguments[0].on_gpu  # worked out once
     assert arguments[0].on_gpu.nbytes + 8 * len(arguments) < 4096
     assert table["vectors"] == 64
-    assert table["first_group"].tolist() == [0, 98, 98, *range(99, 161)]
+    assert table["first_group"].tolist() == [0, 49, 49, *range(50, 112)]
     for i, one in enumerate(vectors[:64]):
         for field in ("x", "codes", "scales", "residual"):
             assert table[field][i] == getattr(one, field).pointer

@@ -8,6 +8,7 @@ from alike import alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import Form, Noise, block_count, blockwise, reference
 from compressa.kernels.blockwise import STATISTICS, Statistic, dequantize_blockwise, sum_blockwise
 from compressa.kernels.cpu._stream import LEAST_ELEMS
+from compressa.kernels.cuda._work import HELD, quantizer_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
@@ -125,6 +126,46 @@ def test_dequantize_of_any_bytes_equals_reference(
         return [out]
 
     alike("blockwise", dequantized)
+
+
+@on_every_backend
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize(("bits", "block"), [(b, n) for b, ns in HELD.items() for n in ns])
+def test_blocks_held_in_registers_over_many_turns(
+    bits: int, block: int, statistic: Statistic
+) -> None:
+    """Whole groups of blocks, one after another by the same threads, and then the rest."""
+    form = Form(bits=bits, block=block, statistic=statistic)
+    place = STATISTICS.index(statistic)
+    group = 256 // quantizer_for(bits, block)[1] * block
+    n = group * (37 if place == 0 and block <= 512 else 3) + block + 7
+    x = np.random.default_rng(block).standard_normal(n).astype(np.float32)
+    x[block] = np.inf
+    given_x, residual = as_kind(x, KINDS[place % 3]), residual_for(x, None if place == 3 else 1)
+    noise = Noise(1, 2, 3, 4, 2**40 + 13 * place) if place % 2 else None
+    alike(
+        "blockwise",
+        lambda k: quantized(k, given_x, form, residual, 3.0, noise),
+        reads=[given_x],
+        on_cpu=False,
+    )
+
+
+@on_every_backend
+@pytest.mark.parametrize("which", ["x", "residual", "codes"])
+def test_blocks_at_odd_addresses_are_not_held(which: str) -> None:
+    form, n = Form(bits=4, block=128), 5 * 2048 + 1
+    x = np.random.default_rng(5).standard_normal(n).astype(np.float32)
+    arrays = {"x": x, "residual": residual_for(x, 3), "codes": poisoned(n // 2 + 1, np.uint8)}
+
+    def run(kernels: Any) -> list[np.ndarray]:
+        there = {name: odd(a, int(name == which)) for name, a in arrays.items() if a is not None}
+        scales = poisoned(block_count(n, 128), np.float32)
+        given_x, residual, codes = (there[name][1] for name in ("x", "residual", "codes"))
+        kernels.quantize_blockwise(given_x, codes, scales, form=form, residual=residual)
+        return [scales, *(whole for whole, _ in there.values())]
+
+    alike("blockwise", run)
 
 
 @on_every_backend

@@ -7,6 +7,7 @@ import pytest
 import torch
 from alike import Array, alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import block_count
+from compressa.kernels.cuda._work import HELD
 from compressa.kernels.fp8 import (
     FORMATS,
     Format,
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
     F32,
+    KINDS,
     SCALES,
     SIZES,
     as_kind,
@@ -63,6 +65,16 @@ def check_quantize(
 def test_quantize_equals_reference(x: F32, kind: str, form: Format, block: int, keep: Keep) -> None:
     residual, on_cpu = residual_for(x, keep[0]), kind == "float32"
     check_quantize(as_kind(x, kind), form, block, residual, keep[1], on_cpu=on_cpu)
+
+
+@on_every_backend
+@pytest.mark.parametrize("block", HELD[8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_held_in_registers_over_many_turns(block: int, kind: str) -> None:
+    x = np.random.default_rng(block).standard_normal(8 * 37 * block + block + 7).astype(np.float32)
+    x[block] = np.inf
+    residual = None if kind == KINDS[-1] else residual_for(x, 1)
+    check_quantize(as_kind(x, kind), FORMS[0], block, residual, 3.0, on_cpu=False)
 
 
 @on_every_backend

@@ -20,6 +20,7 @@ from compressa.kernels import (
     sum_blockwise,
     sum_signs,
 )
+from compressa.kernels.cuda._work import HELD, quantizer_for
 from compressa.kernels.multi_tensor import (
     BlockForm,
     BlockwisePart,
@@ -108,6 +109,19 @@ def quantized(
         kernels.multi_tensor_quantize(batch, noise=noise, loss_scale=scale)
     check_launches(kernels, batch)
     return [array for vector in vectors for array in vector[1:5]]
+
+
+@on_every_backend
+@pytest.mark.parametrize(("bits", "block"), [(b, n) for b, ns in HELD.items() for n in ns])
+@pytest.mark.parametrize("noise", [None, Noise(1, 2, 3, 0)])
+def test_blocks_held_in_registers(bits: int, block: int, noise: Noise | None) -> None:
+    """Whole groups, some with a rest, some at odd addresses, some of a rest only."""
+    form, group = Form(bits=bits, block=block), 256 // quantizer_for(bits, block)[1] * block
+    sizes = (2 * group + block + 3, group, block - 1, 0, 3 * group, group + 1)
+    xs = [drawn(n, place) for place, n in enumerate(sizes)]
+    xs[4] = odd(xs[4], 1)[1]
+    given_xs = [(x, residual_for(x, 3 * place or None)) for place, x in enumerate(xs)]
+    alike("multi_tensor", lambda k: quantized(k, given_xs, form, noise, 3.0), on_cpu=False)
 
 
 @on_every_backend

@@ -1,0 +1,147 @@
+"""How many warps of a kernel a multiprocessor holds, and for how many bytes they wait at once.
+
+By Little's law memory runs at full speed while bandwidth times latency is under way. An H100 moves
+3.35 TB/s for 132 multiprocessors, 25 bytes a nanosecond each, and busy memory answers in some 1000
+nanoseconds: 25 KiB. Of a kernel that writes as well, it is the part that its reads have of the
+traffic; nothing waits for writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from compressa.kernels.cuda._device import CTA, WARP
+from compressa.kernels.cuda._work import HELD, quantizer_for
+
+NEEDED_BYTES = 25 << 10
+REGISTERS = 1 << 16
+_REGISTER_UNIT, _SHARED_UNIT = 8 * WARP, 128  # what a warp gets registers by, and a CTA memory
+_RESERVED_BYTES = 1 << 10  # of shared memory, for each CTA
+
+
+class Multiprocessor(NamedTuple):
+    """What it holds at most: see "Compute Capabilities" in the CUDA programming guide."""
+
+    warps: int
+    ctas: int
+    shared_bytes: int
+
+
+MULTIPROCESSORS = {
+    "sm_80": Multiprocessor(64, 32, 164 << 10),
+    "sm_90": Multiprocessor(64, 32, 228 << 10),
+    "sm_100": Multiprocessor(64, 32, 228 << 10),
+    "sm_120": Multiprocessor(48, 24, 100 << 10),
+}
+
+
+def resident_warps(registers: int, shared_bytes: int, architecture: str) -> int:
+    """Return how many warps a multiprocessor holds of a kernel.
+
+    Args:
+        registers: Of a thread.
+        shared_bytes: Of a CTA of 256 threads.
+        architecture: Such as "sm_90".
+    """
+    most, warps = MULTIPROCESSORS[architecture], CTA // WARP
+    each = -(-registers * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    shared = -(-shared_bytes // _SHARED_UNIT) * _SHARED_UNIT + _RESERVED_BYTES
+    by_registers = REGISTERS // each // warps
+    return warps * min(most.ctas, most.warps // warps, by_registers, most.shared_bytes // shared)
+
+
+class Stream(NamedTuple):
+    """A kernel that goes through memory once.
+
+    Attributes:
+        source: Its source.
+        name: Its own.
+        asked_bytes: What a thread has asked for before it uses the first of it: of a float32
+            gradient with a residual, or of what is added to; of four payloads in a sum.
+        read: Bytes that it reads of an element.
+        written: Bytes that it writes of one.
+    """
+
+    source: str
+    name: str
+    asked_bytes: int
+    read: float
+    written: float
+
+    @property
+    def needed_bytes(self) -> float:
+        """What must be under way in a multiprocessor."""
+        return NEEDED_BYTES * self.read / (self.read + self.written)
+
+
+def under_way(stream: Stream, warps: int) -> int:
+    """Return the bytes that so many warps of a stream wait for."""
+    return warps * WARP * stream.asked_bytes
+
+
+def _held() -> Iterator[Stream]:
+    for bits, block in [(bits, block) for bits, blocks in HELD.items() for block in blocks]:
+        asked, written = 8 * block // quantizer_for(bits, block)[1], 4 + bits / 8
+        for random in ("", "_at_random"):
+            yield Stream("blockwise", f"quantize_{bits}{random}_of_{block}", asked, 8, written)
+            name = f"quantize_many{random}_{bits}_of_{block}"
+            yield Stream("multi_tensor", name, asked, 8, written)
+        if bits == 8:
+            yield Stream("fp8", f"quantize_of_{block}", asked, 8, written)
+
+
+IN_REGISTERS = tuple(_held())
+VECTORS = (
+    Stream("casts", "narrow", 2 * (16 + 16), 8, 6),
+    Stream("feedback", "absorb_residual", 2 * (16 + 16), 8, 8),
+)
+"""Of these and those in registers, a test finds the loads in the compiler's output."""
+
+STREAMS = (
+    *IN_REGISTERS,
+    *VECTORS,
+    Stream("casts", "widened", 2 * (8 + 16), 6, 4),
+    Stream("casts", "sums", 4 * 8, 8, 4),
+    *(
+        Stream("blockwise", f"dequantize_{bits}_by_warps", 4 + 16 * 8 // bits, 4 + bits / 8, 4)
+        for bits in HELD
+    ),
+    *(Stream("blockwise", f"sum_{bits}_by_warps", 4 * 4, bits / 2, 4) for bits in HELD),
+    Stream("fp8", "dequantize_by_warps", 4 + 16, 5, 4),
+    Stream("fp8", "sum_by_warps", 4 * 4, 4, 4),
+    Stream("natural", "quantize", 2 * (16 + 16), 8, 5.125),
+    Stream("natural", "sums", 4 * (4 + 4), 4.5, 4),
+    Stream("onebit", "quantize_by_warps", 16 + 16, 8, 4.125),
+    Stream("onebit", "sum_by_warps", 4 * 4, 0.5, 4),
+    Stream("chunks", "absorb_by_warps", 4 * (16 + 16), 8, 8),
+    Stream("select", "survey_once", 2 * (16 + 16), 8, 4),
+)
+
+_LOAD = re.compile(r"ld\.global(?:\.nc)?\.v4\.\w32\s+\{(?P<into>[^}]*)\}")
+_NAME = re.compile(r"%\w+")
+
+
+def body(ptx: str, name: str) -> str:
+    """Return a kernel's part of what the compiler makes of a source."""
+    return ptx.split(f".entry {name}(", 1)[1].split(".entry ", 1)[0].split(".func ", 1)[0]
+
+
+def vector_runs(ptx: str, name: str) -> Iterator[int]:
+    """Yield the bytes of each run of loads of 16 bytes: nothing uses the first before the last.
+
+    Copies between registers do not count as a use: they are where the two sides of a branch meet.
+
+    Args:
+        ptx: What the compiler makes of a source.
+        name: Of the kernel.
+    """
+    asked, pending = 0, set[str]()
+    for line in body(ptx, name).splitlines():
+        if found := _LOAD.search(line):
+            asked += 16
+            pending |= set(_NAME.findall(found["into"]))
+        elif "mov." not in line and pending & set(_NAME.findall(line.partition(",")[2])):
+            yield asked
+            asked, pending = 0, set()
