@@ -2,11 +2,14 @@
 """Check and measure everything that runs on a GPU; write down what was found.
 
 Parts, in order of worth: `imports` of all that the others need; `compilation` of all kernels, each
-in a process of its own; `checks`: an engine exchanges with itself over NCCL, the hook runs over
-Gloo and TCP with two ranks that share the GPU, codecs on its tensors are compared with those of the
-CPU, and kernels with the reference; `measurement`: `python -m benchmarks kernels --device cuda`;
-`training` of the demo's tasks by two ranks. Each has a limit of its own, and all together take less
-than eight minutes, or what --minutes leaves; what was not reached is listed.
+in a process of its own; `first`: versions, denormal numbers, and a fork after all imports;
+`interplay`: kernels whose threads wait for each other most, against the reference; `checks`: an
+engine exchanges with itself over NCCL, the hook runs over Gloo and TCP with two ranks that share
+the GPU, codecs on its tensors are compared with those of the CPU, and kernels with the reference;
+`measurement`: `python -m benchmarks kernels --device cuda`; `selection` from 10^8 elements beside
+other work, against `torch.topk`; `training` of the demo's tasks by two ranks; `sanitizer`:
+compute-sanitizer's memcheck and racecheck of `interplay`, if it is installed. Each has a limit of
+its own, and all end after ten minutes, or what --minutes says; what was not reached is listed.
 
 The result is gpu-NAME-DATE.json in FOLDER, experiments/results if not given. It is written anew
 whenever something is known, and a part that is run later is added.
@@ -22,16 +25,18 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gpu_bundle
@@ -46,10 +51,21 @@ PACKAGES = (
 LIMITS_S = {
     "imports": 240.0,
     "compilation": 90.0,
+    "first": 60.0,
+    "interplay": 60.0,
     "checks": 150.0,
     "measurement": 170.0,
+    "selection": 60.0,
     "training": 60.0,
+    "sanitizer": 300.0,
 }
+FIRST = Path(__file__).with_name("gpu_first.py")
+INTERPLAY = tuple(
+    ROOT / "tests" / "kernels" / f"test_kernels_{name}.py"
+    for name in ("select", "blockwise", "multi_tensor", "hadamard", "lowrank", "adaptive")
+)
+"""Of `adaptive` are SIDCo and DGC."""
+SANITIZERS = ("memcheck", "racecheck")
 TRAINING = ROOT / "experiments" / "accuracy_vs_bandwidth.py"
 WITHOUT_DIGITS = ("--task", "gpt-demo", "--steps", "60")
 # Warnings of other versions than those that are pinned are no faults here.
@@ -213,6 +229,48 @@ def compilation(site: Path, limit_s: float) -> Iterator[State]:
     yield state
 
 
+def first(site: Path, limit_s: float) -> Iterator[State]:
+    """Try what everything else rests on."""
+    yield from alone(
+        [[sys.executable, str(FIRST), name] for name in ("basics", "fork")], limit_s, site
+    )
+
+
+def selection(site: Path, limit_s: float) -> Iterator[State]:
+    """Select from as much as a large model has, beside other work."""
+    yield from alone([[sys.executable, str(FIRST), "selection"]], limit_s, site)
+
+
+def interplay(site: Path, limit_s: float) -> Iterator[State]:
+    """Compare the kernels that wait for each other most with the reference."""
+    yield from alone([[*PYTEST, "--tb=short", *map(str, INTERPLAY)]], limit_s, site)
+
+
+def sanitizer(site: Path, limit_s: float) -> Iterator[State]:
+    """Run `interplay` under compute-sanitizer, with every array in memory of its own."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        yield {"code": 0, "left_out": "compute-sanitizer is not on the PATH"}
+        return
+    options = ("--error-exitcode", "9", "--target-processes", "all")
+    commands = [
+        [tool, "--tool", name, *options, *PYTEST, "-x", *map(str, INTERPLAY)] for name in SANITIZERS
+    ]
+    yield from alone(commands, limit_s, site, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+
+
+def alone(
+    commands: list[list[str]], limit_s: float, folder: Path, **environment: str
+) -> Iterator[State]:
+    """Run commands one after another within a limit; yield what they said so far."""
+    end_s, state = time.monotonic() + limit_s, State(code=0, said=[])
+    for command in commands:
+        done = said(command, end_s - time.monotonic(), folder, environment=environment)
+        state["code"] = max(state["code"], done["code"])
+        state["said"].append(done["output"][-2000:])
+        yield state
+
+
 def checks(site: Path, limit_s: float) -> Iterator[State]:
     """Run the tests that belong on a GPU, each file in a process: a fault ends one of them only."""
     files, state = test_files(), State(code=0, files={})
@@ -267,9 +325,13 @@ def training(site: Path, limit_s: float) -> Iterator[State]:
 
 PARTS: dict[str, Callable[[Path, float], Iterator[State]]] = {
     "compilation": compilation,
+    "first": first,
+    "interplay": interplay,
     "checks": checks,
     "measurement": measurement,
+    "selection": selection,
     "training": training,
+    "sanitizer": sanitizer,
 }
 
 
@@ -289,10 +351,15 @@ def side_by_side(
 
 
 def said(
-    command: list[str], limit_s: float, folder: Path = ROOT, *, heard: bool = True
+    command: list[str],
+    limit_s: float,
+    folder: Path = ROOT,
+    *,
+    heard: bool = True,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Run a command in a folder for so long at most; return what it says, and show it if wanted."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder, env=environment
     ) as process:

@@ -6,6 +6,7 @@ it; with what lies around it, so that a store beside it shows.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ class Mirrored:
     def __init__(self, seed: int = 0) -> None:
         import cupy
 
+        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+            cupy.cuda.set_allocator(None)  # a sanitizer then knows where each array ends
         self._cupy = cupy
         self._gpu = current()
         self.processors = 1  # few blocks, so that kernels take more than one turn of their loops

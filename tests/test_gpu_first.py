@@ -1,0 +1,74 @@
+"""What a GPU is tried with first finds what is wrong; on a CPU, the same on small arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gpu
+import gpu_first
+import pytest
+import torch
+from compressa.kernels.topk import select_top_k
+from cuda_occupancy import STREAMS
+from gpu_first import busy_selection, check_selection
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "gpu.md"
+
+
+def test_a_selection_is_compared_with_that_of_torch() -> None:
+    busy_selection(torch.device("cpu"))(20_000, 3)
+
+
+@pytest.mark.parametrize(("broken", "why"), [(0, "other"), (1, "values of|values are")])
+def test_a_selection_that_is_wrong_is_noticed(
+    broken: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(x: Any, k: int, indices: Any, values: Any) -> None:
+        select_top_k(x, k, indices, values)
+        if broken:
+            indices[:] = indices[::-1].copy()
+        else:
+            values[k // 2] *= 0.5
+
+    monkeypatch.setattr(gpu_first, "select_top_k", wrong)
+    with pytest.raises(AssertionError, match=why):
+        check_selection(torch.randn(1000), 10)
+
+
+def test_a_sanitizer_runs_each_tool_without_pools_of_memory_and_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[tuple[Sequence[str], dict[str, str]]] = []
+
+    def said(
+        command: list[str], limit_s: float, folder: Path, *, environment: dict[str, str]
+    ) -> gpu.State:
+        ran.append((command, environment))
+        return {"code": 9 * ("racecheck" in command), "output": "as it was"}
+
+    monkeypatch.setattr(gpu, "said", said)
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
+    assert list(gpu.sanitizer(tmp_path, 60)) == [
+        {"code": 0, "left_out": "compute-sanitizer is not on the PATH"}
+    ]
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: f"/bin/{name}")
+    *_, state = gpu.sanitizer(tmp_path, 60)
+    assert state == {"code": 9, "said": ["as it was"] * 2}
+    assert [command[:3] for command, _ in ran] == [
+        ["/bin/compute-sanitizer", "--tool", tool] for tool in ("memcheck", "racecheck")
+    ]
+    assert all(there == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} for _, there in ran)
+    assert all(Path(file).exists() for file in ran[0][0] if file.endswith(".py"))
+
+
+def test_the_guide_expects_speeds_of_kernels_there_are_until_a_gpu_was_measured() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `")]
+    known = {f"`{one.source}: {one.name}`": one.read + one.written for one in STREAMS}
+    assert len(rows) > 8
+    for name, _, moved, *_ in rows:
+        assert known[name.strip()] == float(moved), name
+    measured = list(gpu.RESULTS.glob("gpu-*.json"))
+    assert measured or "**Expected by reading; nothing here was measured.**" in text
