@@ -13,7 +13,7 @@ import numpy as np
 
 from .._arrays import F32, U32, Gradient, block_count
 from ..select import Unit
-from ._arguments import feedback, values
+from ._arguments import feedback, i64, values
 from ._device import CTA, WARP, Argument, Table, device, launch
 
 SOURCE = "select"
@@ -47,7 +47,7 @@ class Selection:
     """
 
     def __init__(self, x: Gradient, residual: F32 | None, loss_scale: float) -> None:
-        self.vector = (*values(x), *feedback(residual, loss_scale), np.int64(x.size))
+        self.vector = (*values(x), *feedback(residual, loss_scale), i64(x.size))
         self.tiles = block_count(x.size, TILE)
         self.state = device().empty(STATE_WORDS, np.uint64)
         self.marks = device().empty(self.tiles * WORDS, np.uint64)
@@ -73,7 +73,7 @@ class Selection:
         for level in _REFINED:
             self.look(SOURCE, "refine", np.int32(level))
         sums = device().empty(self._groups, np.uint32)
-        before, room = device().empty(self._groups, np.uint64), np.int64(indices.size)
+        before, room = device().empty(self._groups, np.uint64), i64(indices.size)
         self.look(SOURCE, "count_chosen", sums, before, room)
         self.look(SOURCE, "write_chosen", before, indices, chosen, room, np.bool_(fixed))
 
@@ -178,7 +178,7 @@ def draw_ranks(source: str, selection: Selection, sample: int, ranks: Sequence[i
         table = Table(_LAYOUT, {}, {"of": ranks[first : first + RANKS]})
         count = min(RANKS, len(ranks) - first)
         launch(source, "begin_ranks", count, CTA, ranked, np.int32(first), np.int32(count), table)
-    drawn = device().empty(sample, np.uint32), np.int64(sample), ranked, np.int32(len(ranks))
+    drawn = device().empty(sample, np.uint32), i64(sample), ranked, np.int32(len(ranks))
     blocks = min(block_count(sample, _EACH * CTA), resident(CTA))
     launch(source, "draw_sample", blocks, CTA, *selection.vector, *drawn)
     launch(source, "refine_ranks", blocks, CTA, *drawn)

@@ -6,6 +6,7 @@ import numpy as np
 
 from .._arrays import U8, U32
 from ..bitpack import packed_bytes
+from ._arguments import i64
 from ._device import CTA, device, launch
 from ._later import find_fault
 from ._work import threads_for
@@ -17,18 +18,18 @@ _WORD_BYTES = 8  # of a bitmap that is listed
 
 def pack_bits(values: U32, width: int, out: U8) -> None:
     threads = threads_for(packed_bytes(values.size, width) + 3, 4)
-    arguments = values, np.int64(values.size), np.int32(width), out, None
+    arguments = values, i64(values.size), np.int32(width), out, None
     launch("bitpack", "pack_bits", *threads, *arguments)
 
 
 def unpack_bits(packed: U8, width: int, out: U32) -> None:
-    arguments = packed, np.int32(width), out, np.int64(out.size)
+    arguments = packed, np.int32(width), out, i64(out.size)
     launch("bitpack", "unpack_bits", *threads_for(out.size, 4), *arguments)
 
 
 def pack_bitmap(indices: U32, n: int, out: U8) -> None:
-    launch("bitpack", "clear_bytes", *threads_for(out.size, 16), out, np.int64(out.size), None)
-    arguments = indices, np.int64(indices.size), out, np.int64(n)
+    launch("bitpack", "clear_bytes", *threads_for(out.size, 16), out, i64(out.size), None)
+    arguments = indices, i64(indices.size), out, i64(n)
     launch("bitpack", "set_bits", *threads_for(indices.size, 1), *arguments)
 
 
@@ -43,10 +44,10 @@ def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
     tile = -(-turns // _TILES)
     tiles = -(-turns // tile)
     counts = device().empty(tiles + 1, np.int64)
-    cut = bitmap, np.int64(bitmap.size), np.int64(tile * CTA), np.int64(tiles), counts
+    cut = bitmap, i64(bitmap.size), i64(tile * CTA), i64(tiles), counts
     launch("bitpack", "count_tiles", tiles, CTA, *cut)
-    launch("bitpack", "scan_counts", 1, CTA, counts, np.int64(tiles))
-    room = np.int64(n), indices, np.int64(indices.size)
+    launch("bitpack", "scan_counts", 1, CTA, counts, i64(tiles))
+    room = i64(n), indices, i64(indices.size)
     return not find_fault("bitpack", "list_tiles", tiles, CTA, *cut, *room)
 
 
@@ -61,5 +62,5 @@ def is_increasing(indices: U32, n: int) -> bool:
 
 
 def _find_fault(name: str, indices: U32, n: int) -> bool:
-    arguments = indices, np.int64(indices.size), np.int64(n)
+    arguments = indices, i64(indices.size), i64(n)
     return find_fault("bitpack", name, *threads_for(indices.size, 4), *arguments)

@@ -6,7 +6,7 @@ import numpy as np
 
 from .._arrays import F32, F64, U32, block_count
 from ..chunks import FLOAT32_MAX
-from ._arguments import feedback
+from ._arguments import feedback, i64
 from ._device import CTA, WARP, launch
 
 _WARPS_TILE = 1024  # elements that a warp absorbs together, of whole chunks
@@ -32,8 +32,8 @@ def absorb_chunks(
         x,
         residual,
         norms,
-        np.int64(x.size),
-        np.int64(chunk),
+        i64(x.size),
+        i64(chunk),
         feedback(None, loss_scale)[2],
         np.bool_(clear),
         np.float32(largest),
@@ -43,19 +43,19 @@ def absorb_chunks(
 def take_largest_chunks(
     norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
 ) -> None:
-    count = np.int64(chosen.size)
-    launch("chunks", "choose_chunks", 1, CTA, norms, np.int64(norms.size), chosen, count)
+    count = i64(chosen.size)
+    launch("chunks", "choose_chunks", 1, CTA, norms, i64(norms.size), chosen, count)
     launch(
         "chunks",
         "take_chunks",
         chosen.size * block_count(chunk, _PIECE),
         WARP,
         residual,
-        np.int64(residual.size),
+        i64(residual.size),
         chosen,
         count,
         values,
-        np.int64(chunk),
+        i64(chunk),
         np.bool_(hold),
     )
 
@@ -74,10 +74,10 @@ def add_existing_chunks(
         WARP,
         values,
         chosen,
-        np.int64(chosen.size),
+        i64(chosen.size),
         out,
-        np.int64(out.size),
-        np.int64(chunk),
+        i64(out.size),
+        i64(chunk),
         np.float32(weight),
         np.bool_(or_nan),
     )

@@ -13,6 +13,7 @@ import numpy as np
 from .._arrays import F32, U8, Gradient, block_count
 from ..dct import ChunkForm
 from . import _arguments
+from ._arguments import i64
 from ._device import CTA, launch
 from ._later import ask
 
@@ -29,7 +30,7 @@ def _cut(elems: int, form: ChunkForm) -> tuple[str, int, tuple[np.int64, ...]]:
     if not form.columns:
         return "dct", block_count(elems, _VECTOR_ELEMS), ()
     tiles = form.tiles(elems)
-    return "dct_tiles", tiles, (np.int64(form.columns), np.int64(tiles))
+    return "dct_tiles", tiles, (i64(form.columns), i64(tiles))
 
 
 def keep_coefficients(
@@ -51,7 +52,7 @@ def keep_coefficients(
         *_arguments.feedback(residual, loss_scale),
         values,
         places,
-        np.int64(x.size),
+        i64(x.size),
         *matrix,
         *_form(form),
     )
@@ -59,7 +60,7 @@ def keep_coefficients(
 
 def are_places(places: U8, *, form: ChunkForm) -> bool:
     chunks = places.size // form.place_bytes
-    given = places, np.int64(chunks), *_form(form)
+    given = places, i64(chunks), *_form(form)
     return not ask("dct", "find_wrong_places", block_count(chunks, CTA), CTA, *given)
 
 
@@ -81,7 +82,7 @@ def add_coefficients(
         values,
         places,
         out,
-        np.int64(out.size),
+        i64(out.size),
         *matrix,
         *_form(form),
         np.float32(weight),

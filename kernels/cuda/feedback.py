@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays import F32, Gradient
-from ._arguments import feedback
+from ._arguments import feedback, i64
 from ._device import launch
 from ._later import ask
 from ._work import threads_for, turns_for
@@ -22,13 +22,13 @@ _EXPONENTS: dict[np.dtype[Any], int] = {
 
 def absorb_residual(x: F32, residual: F32, kept: F32, loss_scale: float = 1.0) -> None:
     _, factor, back = feedback(residual, loss_scale)
-    arguments = x, residual, kept, factor, back, np.int64(x.size)
+    arguments = x, residual, kept, factor, back, i64(x.size)
     launch("feedback", "absorb_residual", *turns_for(x.size), *arguments)
 
 
 def all_finite(x: Gradient) -> bool:
     """Waits for the GPU."""
     itemsize = x.dtype.itemsize
-    size_bytes, exponent = np.int64(x.size * itemsize), np.uint32(_EXPONENTS[x.dtype])
+    size_bytes, exponent = i64(x.size * itemsize), np.uint32(_EXPONENTS[x.dtype])
     name, threads = f"find_nonfinite_{8 * itemsize}", threads_for(int(size_bytes), 16)
     return not ask("feedback", name, *threads, x, size_bytes, exponent)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from .._arrays import F32, U8, Gradient, block_count
 from ..fp8 import Format
-from ._arguments import Arguments, feedback, values
+from ._arguments import Arguments, feedback, i64, values
 from ._device import launch
 from ._work import launch_sums, quantizer_for, team_for
 
 
-def _numbers(size: int, block: int, form: Format) -> Arguments:
-    """``i64 n, int block, int mantissa, int bias, float largest``."""
+@lru_cache
+def _form(block: int, form: Format) -> Arguments:
+    """``int block, int mantissa, int bias, float largest``."""
     integers = (np.int32(number) for number in (block, form.mantissa, form.bias))
-    return np.int64(size), *integers, np.float32(form.largest)
+    return *integers, np.float32(form.largest)
 
 
 def quantize_fp8(
@@ -39,7 +41,8 @@ def quantize_fp8(
         *feedback(residual, loss_scale),
         codes,
         scales,
-        *_numbers(x.size, block, form),
+        i64(x.size),
+        *_form(block, form),
     )
 
 
@@ -62,7 +65,8 @@ def dequantize_fp8(
         codes,
         scales,
         out,
-        *_numbers(out.size, block, form),
+        i64(out.size),
+        *_form(block, form),
         np.float32(weight),
         np.bool_(add),
     )
@@ -85,6 +89,7 @@ def sum_fp8(
         threads,
         (codes, scales),
         out,
-        *_numbers(out.size, block, form),
+        i64(out.size),
+        *_form(block, form),
         np.float32(weight),
     )

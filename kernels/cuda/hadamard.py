@@ -10,7 +10,7 @@ import numpy as np
 from .._arrays import F32, U8, U32, block_count
 from ..hadamard import Codebook, Sums
 from ..philox import Noise
-from ._arguments import random
+from ._arguments import i64, random
 from ._device import CTA, WARP, device, launch
 
 _TILE = 4096  # elements that a block of threads transforms at once
@@ -59,7 +59,7 @@ def rotate_quantize(
 def _rotate_quantize(
     p: F32, norms: F32, signs: U32, codes: U8, book: Codebook, noise: Noise
 ) -> None:
-    n, bits, rotated = np.int64(p.size), _power(book.chunk), book.rotated_elems(p.size)
+    n, bits, rotated = i64(p.size), _power(book.chunk), book.rotated_elems(p.size)
     coding = *_table(book), np.float64(book.clip), *random(noise)
     if book.chunk <= _TILE:
         given = p, norms, signs, codes, n, bits
@@ -67,7 +67,7 @@ def _rotate_quantize(
         return
     half_way = device().empty(rotated, np.float32)
     launch("hadamard", "rotate_tiles", _tiles(rotated), CTA, p, signs, half_way, n, bits)
-    columns = half_way, np.int64(rotated), norms, codes, bits
+    columns = half_way, i64(rotated), norms, codes, bits
     blocks = block_count(rotated, _COLUMNS)
     launch("hadamard", "quantize_columns", blocks, CTA, *columns, *coding)
 
@@ -80,7 +80,7 @@ def sum_codes(codes: U8, n: int, sums: Sums, *, book: Codebook, add: bool = Fals
         WARP,
         codes,
         sums,
-        np.int64(n),
+        i64(n),
         _power(book.chunk),
         *_table(book),
         np.bool_(add),
@@ -120,7 +120,7 @@ def _rotate_back(
     count: int,
     delivery: tuple[np.float32, np.bool_],
 ) -> None:
-    n, bits, rotated = np.int64(out.size), _power(book.chunk), book.rotated_elems(out.size)
+    n, bits, rotated = i64(out.size), _power(book.chunk), book.rotated_elems(out.size)
     given = sums, np.bool_(sums.dtype == np.uint16), norms
     decoding = np.int32(count * book.levels), np.float64(book.clip)
     if book.chunk <= _TILE:
@@ -130,5 +130,5 @@ def _rotate_back(
     half_way = device().empty(rotated, np.float32)
     tiles = half_way, n, bits, *decoding
     launch("hadamard", "rotate_tiles_back", _tiles(rotated), CTA, *given, *tiles)
-    columns = half_way, np.int64(rotated), norms, signs, out, n, bits, *decoding, *delivery
+    columns = half_way, i64(rotated), norms, signs, out, n, bits, *decoding, *delivery
     launch("hadamard", "deliver_columns", block_count(rotated, _COLUMNS), CTA, *columns)

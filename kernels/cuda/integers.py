@@ -7,7 +7,7 @@ import numpy as np
 from .._arrays import F32
 from ..integers import Integers
 from ..philox import Noise
-from ._arguments import random
+from ._arguments import i64, random
 from ._device import launch
 from ._work import threads_for, threads_for_rows
 
@@ -21,11 +21,11 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
         np.float64(factor),
         np.float64(most),
         out,
-        np.int64(out.size),
+        i64(out.size),
         *random(noise),
     )
 
 
 def scale_integers(q: Integers, scale: float, out: F32) -> None:
     name, threads = f"scale_{8 * q.dtype.itemsize}", threads_for(out.size, 4)
-    launch("integers", name, *threads, q, np.float64(scale), out, np.int64(out.size))
+    launch("integers", name, *threads, q, np.float64(scale), out, i64(out.size))

@@ -9,7 +9,7 @@ import numpy as np
 from .._arrays import F32, U8, Gradient, block_count
 from ..natural import GROUP
 from ..philox import Noise
-from ._arguments import feedback, random, values
+from ._arguments import feedback, i64, random, values
 from ._device import CTA, WARP, launch
 from ._work import launch_sums
 
@@ -34,7 +34,7 @@ def natural_quantize(
         *feedback(residual, loss_scale),
         exponents,
         signs,
-        np.int64(x.size),
+        i64(x.size),
         *random(noise),
     )
 
@@ -50,7 +50,7 @@ def natural_dequantize(
         exponents,
         signs,
         out,
-        np.int64(out.size),
+        i64(out.size),
         np.float32(weight),
         np.bool_(add),
     )
@@ -66,6 +66,6 @@ def sum_natural(
         WARP,
         (exponents, signs),
         out,
-        np.int64(out.size),
+        i64(out.size),
         np.float32(weight),
     )

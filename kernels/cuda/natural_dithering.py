@@ -7,7 +7,7 @@ import numpy as np
 from .._arrays import F32, U8, Gradient
 from ..natural_dithering import Dithering
 from ..philox import Noise
-from ._arguments import Arguments, feedback, random, values
+from ._arguments import Arguments, feedback, i64, random, values
 from ._device import launch
 from ._work import team_for
 
@@ -37,7 +37,7 @@ def dither(
         *feedback(residual, loss_scale),
         codes,
         norms,
-        np.int64(x.size),
+        i64(x.size),
         *_numbers(form),
         np.bool_(form.norm == "l2"),
         *random(noise),
@@ -56,7 +56,7 @@ def undither(
         codes,
         norms,
         out,
-        np.int64(out.size),
+        i64(out.size),
         *_numbers(form),
         np.float32(weight),
         np.bool_(add),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, U8, Gradient
-from ._arguments import feedback, values
+from ._arguments import feedback, i64, values
 from ._device import CTA, WARP, launch
 from ._work import team_for
 
@@ -24,7 +24,7 @@ def two_means_quantize(
     loss_scale: float = 1.0,
 ) -> None:
     given = *values(x), *feedback(residual, loss_scale)
-    groups, sizes = means.size // 2, (np.int64(x.size), np.int64(min(group, x.size)))
+    groups, sizes = means.size // 2, (i64(x.size), i64(min(group, x.size)))
     if group < _LONG:
         team, threads = team_for(group)
         name = f"quantize_by_{team}"
@@ -40,7 +40,7 @@ def two_means_dequantize(
 ) -> None:
     team, threads = team_for(group)
     teams = means.size // 2 * _runs(group, out.size, threads)
-    sizes = np.int64(out.size), np.int64(min(group, out.size))
+    sizes = i64(out.size), i64(min(group, out.size))
     how = np.float32(weight), np.bool_(add)
     launch("onebit_sgd", f"dequantize_by_{team}", teams, threads, bits, means, out, *sizes, *how)
 
