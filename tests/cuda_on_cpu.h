@@ -375,17 +375,10 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) == mask; }
 
-template <class To, class From>
-To bits_as(From value) {
-    static_assert(sizeof(To) == sizeof(From), "one size");
-    To to;
-    std::memcpy(&to, &value, sizeof(To));
-    return to;
-}
-inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
-inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
-inline long long __double_as_longlong(double value) { return bits_as<long long>(value); }
-inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
+inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
+inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+inline long long __double_as_longlong(double value) { return __builtin_bit_cast(long long, value); }
+inline double __longlong_as_double(long long bits) { return __builtin_bit_cast(double, bits); }
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline int __popcll(unsigned long long word) { return __builtin_popcountll(word); }
 inline int __clz(unsigned word) { return word ? __builtin_clz(word) : 32; }

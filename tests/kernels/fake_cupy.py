@@ -13,7 +13,14 @@ from typing import Any
 from compressa.kernels.cuda import _gpu
 from compressa.kernels.cuda._device import OPTIONS
 
-NAMES = ("clear_answer", "find_flushed", "quantize_8_by_warps", "quantize_8_by_ctas")
+NAMES = (
+    "clear_answer",
+    "find_flushed",
+    "quantize_8_of_256",
+    "quantize_8_by_ctas",
+    "quantize_many_4_of_128",
+    "sum_many_8_by_warps",
+)
 CODE = b"".join(b"\0.text." + name.encode() for name in NAMES) + b"\0machine code"
 
 

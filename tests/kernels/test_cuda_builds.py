@@ -124,7 +124,7 @@ def test_the_next_block_is_asked_for_before_this_one_is_written() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_120"])
 def test_machine_code_names_the_kernels_that_are_loaded(architecture: str) -> None:
-    code, _ = nvrtc.compiled(source_text("topk"), architecture, OPTIONS)
+    code = built("topk", architecture).code
     names = {found.decode() for found in _KERNEL.findall(code)}
     assert names == {one.name for one in needs("topk", architecture)}
 

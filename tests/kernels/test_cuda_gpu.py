@@ -275,7 +275,7 @@ def test_a_kernel_that_fails_is_named_at_once_if_that_is_asked_for(
     cupy.cuda.runtime.streamSynchronize = mock.Mock(side_effect=OSError("illegal address"))
     if debug:
         with pytest.raises(
-            RuntimeError, match=r"quantize_8_by_warps of blockwise\.cu failed: illegal address"
+            RuntimeError, match=r"quantize_8_of_256 of blockwise\.cu failed: illegal address"
         ):
             quantize()
     else:
