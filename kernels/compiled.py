@@ -8,25 +8,64 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from ._backends import KernelUnavailable
+
 PATIENCE_S = 600.0
 """For another host that compiles; a rank that is lost meanwhile is noticed."""
+
+_LOOK_S = 0.01
+
+
+@contextmanager
+def one_at_a_time(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Return a context that one process of a host is in at a time.
+
+    The lock is a file, which the system releases when its holder ends, however it ends.
+
+    Args:
+        path: Of the file.
+        patience_s: Longest wait for the others, one of which may be stopped.
+
+    Raises:
+        KernelUnavailable: One of them has not ended by then.
+        OSError: The file can not be written.
+    """
+    end_s = time.monotonic() + patience_s
+    with path.open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    raise KernelUnavailable(
+                        f"another process has been compiling kernels for {patience_s:g} s; end it "
+                        f"if it hangs: it holds {path}"
+                    ) from None
+                time.sleep(_LOOK_S)
+        yield
 
 
 def compile_once(what: str, work: Callable[[], object], turn: str = "compressa") -> None:
     """Have the first process of a host compile kernels, and all others load them.
 
-    The lock is a file beside the compiled code, which the system releases when its holder ends,
-    however it ends. Where nothing can be written, every process compiles for itself.
+    The lock is beside the compiled code. Where nothing can be written, every process compiles for
+    itself.
 
     Args:
         what: What `work` compiles: the same text for the same kernels.
         work: Calls the kernels; in every process, whether it compiles or loads.
         turn: One process at a time has a turn of this name. What is compiled while a deadline
             runs has one of its own, so that it waits for nothing long.
+
+    Raises:
+        KernelUnavailable: Another process does not come to an end; the message names the fix.
     """
     folder = _folder()
     if folder is None:
@@ -34,8 +73,7 @@ def compile_once(what: str, work: Callable[[], object], turn: str = "compressa")
         return
     mark = folder / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}-{_identity()}.compiled"
     if not mark.exists():
-        with (folder / f"{turn}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with one_at_a_time(folder / f"{turn}.lock"):
             if not mark.exists():
                 work()
                 mark.touch()

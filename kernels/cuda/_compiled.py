@@ -11,7 +11,6 @@ The folder is ``COMPRESSA_CACHE_DIR``, or else ``compressa`` in ``XDG_CACHE_HOME
 
 from __future__ import annotations
 
-import fcntl
 import os
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +18,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from .._backends import KernelUnavailable
+from ..compiled import one_at_a_time
 from ._device import OPTIONS, source_text
 
 
@@ -39,8 +39,7 @@ def machine_code(cupy: Any, source: str) -> Path:
         path = _folder() / name
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.with_suffix(".lock").open("a") as lock:  # let go however its holder ends
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with one_at_a_time(path.with_suffix(".lock")):
                 if not path.exists():
                     _keep(path, _compiled(cupy, source, text))
         return path

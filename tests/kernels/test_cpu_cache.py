@@ -17,6 +17,8 @@ import numba
 import numpy
 import pytest
 from _trees import uncompiled_tree
+from compressa.kernels import KernelUnavailable
+from compressa.kernels.compiled import one_at_a_time
 from compressa.kernels.cpu import _cache
 
 TESTS = Path(__file__).parents[1]
@@ -224,3 +226,15 @@ def test_code_outside_of_the_kernels_is_stale_when_one_that_it_imports_changes(
     checksums = Path(_cache.__file__).with_name("checksums.py")
     assert {checksums, checksums.with_name("_bytes.py")} <= _cache.sources_of(loop)
     assert checksums.with_name("onebit.py") not in _cache.sources_of(loop)
+
+
+def test_who_holds_the_turn_for_too_long_is_not_waited_for(tmp_path: Path) -> None:
+    lock = tmp_path / "turn.lock"
+    with (
+        one_at_a_time(lock),
+        pytest.raises(KernelUnavailable, match="end it if it hangs"),
+        one_at_a_time(lock, patience_s=0.05),
+    ):
+        pass
+    with one_at_a_time(lock, patience_s=0.0):  # it was given back
+        pass

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from _ranks import Group
-from _transport_calls import Answers, message, opened, wrong_length
+from _reacting import Answers
+from _transport_calls import message, opened, wrong_length
 from _until import until
 
 from compressa.collectives.base import Exchange

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from _failing import register, train_until_failure
 from _ranks import Group, same, settings
 from _ranks_mpi import MpiGroup, missing, mpi_group, shared_files
+from _reacting import Answers
 from _training import train
 from _transport_calls import (
-    Answers,
     all_reduces,
     all_to_all,
     fail_in_the_middle,

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from _conforming import ManyWeights, digest, gradients
 from _ranks import Group, same, settings
+from _reacting import Answers
 from _training import registered
 from _transport_calls import (
     CHUNK_BYTES,
-    Answers,
     all_reduces,
     all_to_all,
     fail_in_the_middle,
