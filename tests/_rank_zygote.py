@@ -29,6 +29,7 @@ import torch
 from compressa.kernels import compile
 
 from compressa.config import load_config
+from compressa.transports.lowered.compile import prepare
 
 MESSAGE_BYTES = 1 << 20
 _PRELOADED = (
@@ -36,8 +37,12 @@ _PRELOADED = (
     "torch.onnx",
     "torch.distributed.checkpoint",
     "torch.nn.parallel",
-    "compressa.hooks",
     "compressa.config",
+    "compressa.hooks",
+    "compressa.optim",
+    "compressa.overlap",
+    "compressa.parameter_server",
+    "compressa.strategies",
     "numba",
     "safetensors.torch",
     "pytest",  # which test modules import
@@ -60,6 +65,7 @@ def main() -> None:
         importlib.import_module(name)
     torch.set_num_threads(1)
     compile.load_all()  # loads every kernel, so that no rank has to
+    prepare()  # and sums by transports
     load_config({})  # builds the models of all sections
     gc.collect()
     gc.freeze()  # a rank's collector would copy every page that it touches

@@ -6,7 +6,11 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from _page_ranks import as_by_torchrun, run_page
+from _ranks import Group, Process
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -28,6 +32,27 @@ def run_example(name: str, folder: Path, *more: str, timeout_s: float = 100.0) -
             raise
     assert run.returncode == 0, f"{name}: {printed}\n{errors}"
     return printed
+
+
+def run_on(fresh: Callable[[int], Group], name: str, folder: Path) -> str:
+    """Run an example on ranks that have imported torch, as torchrun would; return what they print.
+
+    That spares seconds a rank; examples/ddp.py and others are started by torchrun itself.
+    """
+    group, ranks = start_on(fresh, name, folder)
+    outcomes = group.collect(ranks, 100.0)
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.explain() for o in outcomes)
+    return "".join(outcome.value for outcome in outcomes)
+
+
+def start_on(fresh: Callable[[int], Group], name: str, folder: Path) -> tuple[Group, list[Process]]:
+    """Start what `run_on` runs, in a folder."""
+    program, option, size, file = command_of(name)
+    assert (program, option, file) == ("torchrun", "--nproc-per-node", f"examples/{name}")
+    group, path = fresh(int(size)), EXAMPLES / name
+    code = [[str(path), path.read_text(encoding="utf-8")]]
+    told = as_by_torchrun(int(size))
+    return group, group.start(run_page, per_rank=told, folder=str(folder), code=code)
 
 
 def started(name: str, folder: Path, *more: str) -> subprocess.Popen[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from _run_example import run_example, started
+from _ranks import Group
+from _run_example import run_on, start_on
 from safetensors.torch import load_file
 
 
@@ -27,22 +29,25 @@ def last(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_it_learns_and_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_it_learns_and_an_interrupted_run_ends_with_the_same_bits(
+    fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    said = run_example("nanogpt.py", whole)
+    said = run_on(fresh, "nanogpt.py", whole)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
     assert len(losses) == 3
     assert losses[-1] < 3.2  # a guess among characters has 4.9
 
-    with started("nanogpt.py", broken) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline().startswith("step 20")
-        run.send_signal(signal.SIGINT)
-    assert run.returncode != 0
+    group, _ = start_on(fresh, "nanogpt.py", broken)
+    deadline_s = time.monotonic() + 100
+    while not (broken / "checkpoints" / "20" / "model.pt").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    group.end()
     assert not (broken / "checkpoints" / "60").exists()
-    resumed = run_example("nanogpt.py", broken)
+    resumed = run_on(fresh, "nanogpt.py", broken)
     assert resumed == said[said.index("step 40") :]
     one, other = last(whole), last(broken)
     assert one.keys() == other.keys()
