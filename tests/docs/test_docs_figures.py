@@ -52,6 +52,24 @@ def test_the_times_to_quality_are_those_of_their_file(plan: str) -> None:
         assert row in STRATEGIES, row
 
 
+def test_the_times_of_a_gpt_far_apart_are_those_of_their_file() -> None:
+    found = cells("far_gpt")
+    step_s = {cell["compressor"]: cell["step_s"] for cell in found if "step_s" in cell}
+    trained = [cell for cell in found if "curve" in cell]
+    (due,) = (c["metrics"]["loss"] for c in trained if c["compressor"] == "ddp-float32")
+    assert len(trained) == 5
+    for cell in trained:
+        name, curve = cell["compressor"], cell["curve"]
+        if cell["link"] is None:  # trained without the link, and its steps were timed on it
+            times = [(point["value"], point["step"] * step_s[name]) for point in curve]
+        else:
+            times = [(point["value"], point["elapsed_s"]) for point in curve]
+        reached = [f"{at:.0f}" for value, at in times if value <= 1.01 * due]
+        loss, sent = cell["metrics"]["loss"], cell["sent_bytes"] / 1e6
+        row = f"| `{name}` | {loss:.3f} | {sent:.1f} | {times[-1][1]:.0f} |"
+        assert f"{row} {reached[0] if reached else '-'} |" in STRATEGIES, row
+
+
 def test_the_figures_of_fsdp_are_those_of_their_file() -> None:
     page = (DOCS / "guides" / "fsdp.md").read_text(encoding="utf-8")
     rows = json.loads((DOCS / "measurements" / "fsdp.json").read_text())["rows"]
