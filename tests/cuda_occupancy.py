@@ -84,20 +84,42 @@ def under_way(stream: Stream, warps: int) -> int:
 def _held() -> Iterator[Stream]:
     for bits, block in [(bits, block) for bits, blocks in HELD.items() for block in blocks]:
         asked, written = 8 * block // quantizer_for(bits, block)[1], 4 + bits / 8
-        for random in ("", "_at_random"):
-            yield Stream("blockwise", f"quantize_{bits}{random}_of_{block}", asked, 8, written)
+        for random in ("",) if bits == 1 else ("", "_at_random"):
+            name = "onebit" if bits == 1 else "blockwise"
+            code = "" if bits == 1 else f"_{bits}"
+            yield Stream(name, f"quantize{code}{random}_of_{block}", asked, 8, written)
             name = f"quantize_many{random}_{bits}_of_{block}"
             yield Stream("multi_tensor", name, asked, 8, written)
         if bits == 8:
             yield Stream("fp8", f"quantize_of_{block}", asked, 8, written)
+        if bits == 1:  # of three levels, whose codes have three bits
+            yield Stream("natural_dithering", f"dither_of_{block}", asked, 8, 4.375)
 
 
-IN_REGISTERS = tuple(_held())
+IN_REGISTERS = (
+    *_held(),
+    Stream("natural", "quantize", 8 * (16 + 16), 8, 5.125),
+    Stream("chunks", "absorb_by_warps", 8 * (16 + 16), 8, 8),
+)
 VECTORS = (
     Stream("casts", "narrow", 2 * (16 + 16), 8, 6),
     Stream("feedback", "absorb_residual", 2 * (16 + 16), 8, 8),
+    Stream("feedback", "find_nonfinite_32", 2 * 16, 4, 0),
+    Stream("select", "survey_once", 2 * (16 + 16), 8, 4.125),
+    Stream("select", "keep_all", 2 * (16 + 16), 8, 4),
+    Stream("dgc", "survey_dgc", 2 * (16 + 16), 8, 4.125),
+    Stream("sidco", "survey_sidco", 2 * (16 + 16), 8, 4.125),
+    Stream("adacomp", "mark_bins", 2 * (16 + 16), 8, 4.125),
+    Stream("integers", "scale_32", 2 * 16, 4, 4),
 )
 """Of these and those in registers, a test finds the loads in the compiler's output."""
+ASKED_AHEAD = tuple(
+    stream
+    for stream in IN_REGISTERS
+    if stream.source in ("blockwise", "chunks", "fp8", "natural", "onebit")
+    and not re.fullmatch("quantize_2.*_of_1024", stream.name)  # its registers hold one block
+)
+"""Those that ask for the next block before they write one."""
 
 STREAMS = (
     *IN_REGISTERS,
@@ -106,17 +128,14 @@ STREAMS = (
     Stream("casts", "sums", 4 * 8, 8, 4),
     *(
         Stream("blockwise", f"dequantize_{bits}_by_warps", 4 + 16 * 8 // bits, 4 + bits / 8, 4)
-        for bits in HELD
+        for bits in (8, 4, 2)
     ),
-    *(Stream("blockwise", f"sum_{bits}_by_warps", 4 * 4, bits / 2, 4) for bits in HELD),
+    *(Stream("blockwise", f"sum_{bits}_by_warps", 4 * 4, bits / 2, 4) for bits in (8, 4, 2)),
     Stream("fp8", "dequantize_by_warps", 4 + 16, 5, 4),
     Stream("fp8", "sum_by_warps", 4 * 4, 4, 4),
-    Stream("natural", "quantize", 2 * (16 + 16), 8, 5.125),
     Stream("natural", "sums", 4 * (4 + 4), 4.5, 4),
-    Stream("onebit", "quantize_by_warps", 16 + 16, 8, 4.125),
+    Stream("onebit", "dequantize_by_warps", 4 + 16, 4.125, 4),
     Stream("onebit", "sum_by_warps", 4 * 4, 0.5, 4),
-    Stream("chunks", "absorb_by_warps", 4 * (16 + 16), 8, 8),
-    Stream("select", "survey_once", 2 * (16 + 16), 8, 4),
 )
 
 _LOAD = re.compile(r"ld\.global(?:\.nc)?\.v4\.\w32\s+\{(?P<into>[^}]*)\}")

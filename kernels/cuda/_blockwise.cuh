@@ -117,31 +117,6 @@ DEVICE double sum_of_squares(Values x, Feedback feedback, i64 low, int size) {
     return team_tree_sum<THREADS, STAGED_SQUARES * THREADS>(stage, size, fill, square);
 }
 
-// The random numbers of what a CTA has before it: at hand, from element low on, or still to be
-// drawn one by one where that is more than fits.
-struct Numbers {
-    const Noise& noise;
-    Drawn drawn;
-    i64 low;
-    bool at_hand;
-};
-
-// For `span` elements from low on. All threads of a CTA come here.
-template <bool RANDOM>
-DEVICE Numbers numbers_of(const Noise& noise, i64 low, i64 span) {
-    Numbers numbers = {noise, {nullptr, 0}, low, RANDOM && span <= SPAN};
-    if (RANDOM && numbers.at_hand) numbers.drawn = drawn_for_span(noise, low, int(span));
-    return numbers;
-}
-
-// Of `count` elements from i on, at most four.
-DEVICE void fractions_of(const Numbers& numbers, i64 i, int count, u32 (&fractions)[4]) {
-    if (numbers.at_hand)
-        return drawn_fractions(numbers.drawn, int(i - numbers.low), count, fractions);
-    for (int u = 0; u < 4; ++u)
-        fractions[u] = u < count ? random_fraction(numbers.noise, i + u) : 0u;
-}
-
 template <bool RANDOM>
 DEVICE int integer_of(float p, Grid grid, u32 fraction, const Form& form) {
     if (!(grid.scale > 0.0f)) return 0;
@@ -232,13 +207,6 @@ DEVICE void decode4(
         int q = EACH == 1 && !ranged ? int(code << 24) >> 24 : int(code) - zero;
         values[u] = decoded(q, scale, offset, ranged);
     }
-}
-
-template <class Payloads>
-DEVICE bool have_even_codes(const Payloads& payloads) {
-    bool even = true;
-    FOR_PAYLOADS(r) even = even && is_aligned(payloads.codes(r), 4);
-    return even;
 }
 
 // A block of `size` elements from `low` on; see below. WHOLE: it has fours only, at addresses that

@@ -4,6 +4,10 @@
 #include "_blockwise.cuh"
 #include "_held.cuh"
 
+// Of 1024 codes of 2 bits there are no registers for two blocks.
+template <int BLOCK, int EACH>
+using HeldBlock = Held<BLOCK, EACH, (BLOCK < 1024 || EACH < 4)>;
+
 template <class H>
 DEVICE Extremes extremes_held(const float (&p)[H::FOURS][4], bool ranged) {
     Extremes found = {0.0f, 0.0f, __uint_as_float(largest_held<H>(p))};
@@ -29,7 +33,9 @@ DEVICE void quantize_asked(
     i64 low = b * H::BLOCK;
     effective_held<H>(asked, x, feedback, p);
     Extremes found = extremes_held<H>(p, form.statistic == RANGE);
-    Grid grid = grid_of(found, H::BLOCK, form, [&] { return squares_held<H>(p); });
+    Grid grid = grid_of(found, H::BLOCK, form, [&] {
+        return sum_held<H, STAGED_SQUARES>(p, square);
+    });
     ask_next();
     UNROLLED for (int row = 0; row < H::ROWS; ++row) {
         u32 word = 0, fractions[4] = {0u, 0u, 0u, 0u};
@@ -43,15 +49,6 @@ DEVICE void quantize_asked(
     }
     if (feedback.residual && grid.scale == grid.scale) leave_held<H>(feedback.residual, low, p);
     note_grid<H::TEAM>(to, b, grid);
-}
-
-DEVICE bool are_even(Values x, Feedback feedback, const Payload& to) {
-    return is_even(x) && is_aligned(feedback.residual, 16) && is_aligned(to.codes, 4);
-}
-
-// Of n elements, the blocks that make whole groups: as many as the teams of a CTA take at once.
-DEVICE i64 whole_blocks(i64 n, bool even, int teams, int block) {
-    return even ? n / (teams * block) * teams : 0;
 }
 
 // Groups that are not whole or not even: the one that begins at block b, and those a stride apart.
@@ -68,21 +65,14 @@ RARE void quantize_others(
 template <class H, bool RANDOM>
 DEVICE void quantize_held(
     Values x, Feedback feedback, const Payload& to, i64 n, const Form& form, const Noise& noise) {
-    i64 whole = whole_blocks(n, are_even(x, feedback, to), H::TEAMS, H::BLOCK);
-    i64 blocks = (n + H::BLOCK - 1) / H::BLOCK, stride = i64(gridDim.x) * H::TEAMS;
-    i64 b = i64(blockIdx.x) * H::TEAMS, own = int(threadIdx.x) / H::TEAM;
-    Asked<H> asked = {};
-    if (H::AHEAD && b < whole) ask(asked, x, feedback.residual, (b + own) * H::BLOCK);
-    for (; b < whole; b += stride) {
+    bool even = are_even(x, feedback.residual, to.codes);
+    i64 whole = whole_blocks(n, even, H::TEAMS, H::BLOCK), own = int(threadIdx.x) / H::TEAM;
+    auto take = [&](const Asked<H>& asked, i64 b, auto ask_next) {
         Numbers numbers = numbers_of<RANDOM>(noise, b * H::BLOCK, H::TEAMS * H::BLOCK);
-        if (!H::AHEAD) ask(asked, x, feedback.residual, (b + own) * H::BLOCK);
-        quantize_asked<H, RANDOM>(asked, x, feedback, to, b + own, form, numbers, [&] {
-            asked = {};
-            if (H::AHEAD && b + stride < whole)
-                ask(asked, x, feedback.residual, (b + stride + own) * H::BLOCK);
-        });
-    }
-    if (b < blocks)
+        quantize_asked<H, RANDOM>(asked, x, feedback, to, b + own, form, numbers, ask_next);
+    };
+    i64 b = for_held<H>(x, feedback.residual, whole, take), stride = i64(gridDim.x) * H::TEAMS;
+    if (b * H::BLOCK < n)
         quantize_others<H::EACH, RANDOM>(x, feedback, to, b, n, H::TEAMS, stride, form, noise);
 }
 

@@ -3,18 +3,20 @@
 //
 // For whole blocks of BLOCK elements, a power of two, with EACH codes to a byte, at addresses that
 // allow vectors. A thread of the team has four neighbouring bytes in each row of the team's, which
-// is four elements of each plane: so a plane's fours lie a row apart, and so do a block's.
+// is four elements of each plane: so a plane's fours lie a row apart, and so do a block's. Teams
+// of a CTA take a group of blocks together, one each.
 #pragma once
 
 #include "_team.cuh"
 #include "_values.cuh"
 
-template <int BLOCK_ELEMS, int CODES_EACH>
+// ASKS_AHEAD: not where there are no registers for two blocks.
+template <int BLOCK_ELEMS, int CODES_EACH, bool ASKS_AHEAD = true>
 struct Held {
     static constexpr int BLOCK = BLOCK_ELEMS, EACH = CODES_EACH, WIDTH = BLOCK / EACH;
     static constexpr int TEAM = WIDTH < 4 * WARP ? WIDTH / 4 : WARP, ROW = 4 * TEAM;
     static constexpr int ROWS = WIDTH / ROW, FOURS = EACH * ROWS, TEAMS = CTA / TEAM;
-    static constexpr bool AHEAD = FOURS <= 4;  // with more, there are no registers for two blocks
+    static constexpr bool AHEAD = ASKS_AHEAD;
     // CTAs that share a multiprocessor's registers: what a thread holds of this block and the next.
     static constexpr int CTAS = FOURS <= 2 ? 4 : FOURS <= 4 ? 3 : 2;
     static_assert(TEAM >= LANES && ROWS * ROW == WIDTH, "the written order takes 16 lanes");
@@ -68,18 +70,18 @@ DEVICE u32 largest_held(const float (&p)[H::FOURS][4]) {
     return team_max<H::TEAM>(largest);
 }
 
-// The sum of the squares, in the written order.
-template <class H>
-DEVICE double squares_held(const float (&p)[H::FOURS][4]) {
-    constexpr int ROWS = H::FOURS < 2 ? 1 : 2;  // of the team, in a piece
-    float* stage = team_stage<H::TEAM, STAGED_SQUARES>();
+// The sum of term(value), in the written order. STAGED: what shared memory has for each thread.
+template <class H, int STAGED, class Term>
+DEVICE double sum_held(const float (&p)[H::FOURS][4], Term term) {
+    constexpr int ROWS = H::FOURS < STAGED / 4 ? H::FOURS : STAGED / 4;  // of the team, in a piece
+    float* stage = team_stage<H::TEAM, STAGED>();
     double sum = 0.0;
     UNROLLED for (int g = 0; g < H::FOURS; g += ROWS) {
         team_sync<H::TEAM>();  // until the piece before is read by all
         UNROLLED for (int f = 0; f < ROWS; ++f)
             store4<true>(stage, four_at<H>(0, f), 4, p[g + f]);
         team_sync<H::TEAM>();
-        sum = lane_sum(stage, team_thread<H::TEAM>(), ROWS * H::ROW, sum, square);
+        sum = lane_sum(stage, team_thread<H::TEAM>(), ROWS * H::ROW, sum, term);
     }
     return team_told<H::TEAM>(halved(sum));
 }
@@ -88,4 +90,33 @@ template <class H>
 DEVICE void leave_held(float* residual, i64 low, const float (&left)[H::FOURS][4]) {
     UNROLLED for (int g = 0; g < H::FOURS; ++g)
         store4<true>(residual, four_at<H>(low, g), 4, left[g]);
+}
+
+DEVICE bool are_even(Values x, const float* residual, const u8* codes) {
+    return is_even(x) && is_aligned(residual, 16) && is_aligned(codes, 4);
+}
+
+// Of n elements, the blocks that make whole groups.
+DEVICE i64 whole_blocks(i64 n, bool even, int teams, int block) {
+    return even ? n / (teams * block) * teams : 0;
+}
+
+// Calls take(asked, b, ask_next) for each of the CTA's groups among the first `whole` blocks: it
+// begins at block b, and the next one is asked for when ask_next is called, once this one is used
+// up. Returns the block that the CTA would go on with. All threads of a CTA come here.
+template <class H, class Take>
+DEVICE i64 for_held(Values x, const float* residual, i64 whole, Take take) {
+    i64 b = i64(blockIdx.x) * H::TEAMS, stride = i64(gridDim.x) * H::TEAMS;
+    i64 own = int(threadIdx.x) / H::TEAM;
+    Asked<H> asked = {};
+    if (H::AHEAD && b < whole) ask(asked, x, residual, (b + own) * H::BLOCK);
+    for (; b < whole; b += stride) {
+        if (!H::AHEAD) ask(asked, x, residual, (b + own) * H::BLOCK);
+        take(asked, b, [&] {
+            asked = {};
+            if (H::AHEAD && b + stride < whole)
+                ask(asked, x, residual, (b + stride + own) * H::BLOCK);
+        });
+    }
+    return b;
 }

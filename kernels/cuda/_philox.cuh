@@ -93,6 +93,31 @@ DEVICE void drawn_fractions(Drawn drawn, int i, int count, u32 (&fractions)[4]) 
     for (int u = 0; u < 4; ++u) fractions[u] = u < count ? drawn_fraction(drawn, i + u) : 0u;
 }
 
+// The random numbers of what a CTA has before it: at hand, from element low on, or still to be
+// drawn one by one where that is more than fits.
+struct Numbers {
+    const Noise& noise;
+    Drawn drawn;
+    i64 low;
+    bool at_hand;
+};
+
+// For `span` elements from low on. All threads of a CTA come here.
+template <bool RANDOM>
+DEVICE Numbers numbers_of(const Noise& noise, i64 low, i64 span) {
+    Numbers numbers = {noise, {nullptr, 0}, low, RANDOM && span <= SPAN};
+    if (RANDOM && numbers.at_hand) numbers.drawn = drawn_for_span(noise, low, int(span));
+    return numbers;
+}
+
+// Of `count` elements from i on, at most four.
+DEVICE void fractions_of(const Numbers& numbers, i64 i, int count, u32 (&fractions)[4]) {
+    if (numbers.at_hand)
+        return drawn_fractions(numbers.drawn, int(i - numbers.low), count, fractions);
+    for (int u = 0; u < 4; ++u)
+        fractions[u] = u < count ? random_fraction(numbers.noise, i + u) : 0u;
+}
+
 // The random bits of all elements of an array, for whoever uses every one; see `random_fractions`.
 
 // Give use(i, count, fractions) the numbers of the elements i to i + count - 1, count being 4 or 1.

@@ -51,11 +51,29 @@ DEVICE float kept(const Source& from, i64 i) {
     return feedback.residual ? feedback.residual[i] : load(from.x, i) * feedback.back;
 }
 
+DEVICE bool are_even(const Source& from) {
+    return is_even(from.x) && is_aligned(from.feedback.residual, 16);
+}
+
+// Four from i on, and four from each further step on, as they lie in memory: all are asked for
+// before any is waited for.
+template <bool EVEN, int TIMES>
+DEVICE void ask_raw(Values x, i64 i, int count, int step, u32 (&raw)[TIMES][4]) {
+    if (x.kind == FLOAT32) {
+        UNROLLED for (int t = 0; t < TIMES; ++t)
+            load_raw4<EVEN>({x.bits, FLOAT32}, i + t * step, count - t * step, raw[t]);
+    } else {
+        UNROLLED for (int t = 0; t < TIMES; ++t)
+            load_raw4<EVEN>({x.bits, FLOAT16}, i + t * step, count - t * step, raw[t]);
+    }
+}
+
 // Leave the four in the residual, but for those that are not finite.
+template <bool EVEN>
 DEVICE void keep4(float* residual, i64 i, int count, const float (&q)[4]) {
     bool all = true;
     for (int u = 0; u < 4; ++u) all = all && is_finite(q[u]);
-    if (all) return store4(residual, i, count, q);
+    if (all) return store4<EVEN>(residual, i, count, q);
     for (int u = 0; u < 4; ++u)
         if (u < count && is_finite(q[u])) residual[i + u] = q[u];
 }
@@ -204,46 +222,52 @@ DEVICE void draw(const Source& from, i64 size, i64 first, i64 step, Take take) {
 
 // The one pass over all of the memory that a selection begins with, and what is decided after it.
 
-// Four from i on, and four from each further step on: all are asked for before any is waited for.
-template <bool FIRST, int TIMES>
+// Four from i on, and four from each further step on, asked for as above.
+template <bool FIRST, bool EVEN, int TIMES>
 DEVICE void surveyed4(const Source& from, i64 i, int count, int step, float (&q)[TIMES][4]) {
     float* residual = from.feedback.residual;
     const bool again = !FIRST && residual;
-    float left[TIMES][4];
-    for (int t = 0; t < TIMES && !again; ++t) load4(from.x, i + t * step, count - t * step, q[t]);
-    for (int t = 0; t < TIMES && residual; ++t)
-        load4(residual, i + t * step, count - t * step, left[t]);
-    for (int t = 0; t < TIMES; ++t)
+    u32 raw[TIMES][4] = {};
+    float left[TIMES][4] = {};
+    if (!again) ask_raw<EVEN>(from.x, i, count, step, raw);
+    if (residual) {
+        UNROLLED for (int t = 0; t < TIMES; ++t)
+            load4<EVEN>(residual, i + t * step, count - t * step, left[t]);
+    }
+    UNROLLED for (int t = 0; t < TIMES; ++t) {
+        widen_raw4(raw[t], from.x.kind, q[t]);
         for (int u = 0; u < 4; ++u) {
             float p = q[t][u];
             if (residual && !again) p = p + from.feedback.loss_scale * left[t][u];
             q[t][u] = again ? left[t][u] : p * from.feedback.back;
         }
+    }
 }
 
-// Mark and count the candidates of a tile; return the largest magnitude that this lane sees.
-template <bool FIRST>
+// Mark and count the candidates of a tile; return the largest magnitude that this lane sees. WHOLE:
+// the tile has fours only, at addresses that allow vectors.
+template <bool FIRST, bool WHOLE>
 DEVICE u32 survey_tile(
     const Source& from, i64 low, u32 least, u32 begin, u32 shift, u32* marks, u32* counts) {
     constexpr int STEP = 4 * WARP, AT_ONCE = 2;
-    int lane = team_thread<WARP>(), size = int(min(i64(TILE), from.n - low));
+    int lane = team_thread<WARP>(), size = WHOLE ? TILE : int(min(i64(TILE), from.n - low));
     u32 largest = 0;
     for (int step = 0; step < TILE; step += AT_ONCE * STEP) {
         float q[AT_ONCE][4];
         int begins = step + 4 * lane;
-        surveyed4<FIRST>(from, low + begins, size - begins, STEP, q);
+        surveyed4<FIRST, WHOLE>(from, low + begins, WHOLE ? TILE : size - begins, STEP, q);
         for (int b = 0; b < AT_ONCE; ++b) {
             int i = begins + b * STEP;
             u32 word = 0;
             for (int u = 0; u < 4; ++u) {
                 u32 bits = magnitude_bits(q[b][u]);
                 largest = max(largest, bits);
-                if (i + u >= size || bits < least) continue;
+                if ((!WHOLE && i + u >= size) || bits < least) continue;
                 atomicAdd(counts + min((bits - begin) >> shift, BINS - 1u), 1u);
                 word |= 1u << (4 * (lane % 8) + u);
             }
             if (FIRST && from.feedback.residual)
-                keep4(from.feedback.residual, low + i, size - i, q[b]);
+                keep4<WHOLE>(from.feedback.residual, low + i, WHOLE ? 4 : size - i, q[b]);
             for (int other = 1; other < 8; other *= 2)
                 word |= __shfl_xor_sync(WHOLE_WARP, word, other);
             if (lane % 8 == 0) marks[i / 32] = word;
@@ -261,11 +285,14 @@ DEVICE bool surveyed(const Source& from, State* state, u64* marks, Measure measu
     __shared__ u32 counts[BINS];
     clear_counts(counts);
     u32 least = state->least, begin = state->low, shift = state->shift, largest = 0;
+    bool even = are_even(from);
     i64 tiles = (from.n + TILE - 1) / TILE;
     for (i64 tile = team_number<WARP>(); tile < tiles; tile += team_count<WARP>()) {
         i64 low = tile * TILE;
-        u32* tile_marks = reinterpret_cast<u32*>(marks + tile * WORDS);
-        u32 here = survey_tile<FIRST>(from, low, least, begin, shift, tile_marks, counts);
+        u32* own = reinterpret_cast<u32*>(marks + tile * WORDS);
+        u32 here = even && low + TILE <= from.n
+                       ? survey_tile<FIRST, true>(from, low, least, begin, shift, own, counts)
+                       : survey_tile<FIRST, false>(from, low, least, begin, shift, own, counts);
         largest = max(largest, here);
         measure(tile, low, int(min(i64(TILE), from.n - low)));
     }

@@ -14,17 +14,19 @@ DEVICE u32 sign_of(float value) {
     return bits > 0x80000000u ? 0x80000000u : 0u;
 }
 
-// A team goes through the signs of `size` elements, whose bytes begin at `at`. Four neighbours at a
-// time are handed to decode(first, count, signs), the signs in the lowest bits of four bytes; the
-// count is below one where a plane ends before its last byte.
-template <int THREADS, class Decode>
-DEVICE void for_signs(const u8* packed, i64 at, int size, Decode decode) {
+// Whether each plane of a block has fours only, which begin at multiples of four.
+DEVICE bool has_even_planes(int block) { return block % (4 * PLANES) == 0; }
+
+// A team goes through `size` elements: take(plane, i, some, first, count) gets `some` neighbouring
+// bytes from i on, four at most, and the elements that they have in a plane: `count` from `first`
+// on. WHOLE: each plane has fours only.
+template <int THREADS, bool WHOLE, class Take>
+DEVICE void for_planes(int size, Take take) {
     int width = sign_width(size), fours = (width + 3) / 4;
     for (int t = team_thread<THREADS>(); t < PLANES * fours; t += THREADS) {
-        int plane = t / fours, i = 4 * (t % fours);
-        int some = min(4, width - i), first = plane * width + i;
-        u32 signs = load4(packed, at + i, some) >> plane & 0x01010101u;
-        decode(first, min(some, size - first), signs);
+        int plane = t / fours, i = 4 * (t % fours), some = WHOLE ? 4 : min(4, width - i);
+        int first = plane * width + i, count = WHOLE ? 4 : min(some, size - first);
+        if (count > 0) take(plane, i, some, first, count);
     }
 }
 

@@ -34,6 +34,14 @@ DEVICE bool are_even(Sums sums) {
     return is_aligned(sums.before, 16) && is_even({sums.out, sums.kind});
 }
 
+// `codes(r)`: the bytes of payload r, or null.
+template <class Payloads>
+DEVICE bool have_even_codes(const Payloads& payloads) {
+    bool even = true;
+    FOR_PAYLOADS(r) even = even && is_aligned(payloads.codes(r), 4);
+    return even;
+}
+
 // The sums before the first payload.
 template <bool EVEN = false>
 DEVICE void begin4(Sums sums, i64 i, int count, float (&values)[4]) {

@@ -20,7 +20,7 @@ def team_for(block: int) -> tuple[str, int]:
     return ("warps", WARP) if block <= _WARPS_BLOCK else ("ctas", CTA)
 
 
-HELD = {8: (128, 256, 512, 1024), 4: (128, 256, 512, 1024), 2: (256, 512, 1024)}
+HELD = {8: (128, 256, 512, 1024), 4: (128, 256, 512, 1024), 2: (256, 512, 1024), 1: (512, 1024)}
 """For codes of so many bits: the blocks that a team holds in registers; see ``_held.cuh``."""
 
 

@@ -48,16 +48,27 @@ struct Fours {
 
 DEVICE int own(int t) { return 4 * (t * CTA + int(threadIdx.x)); }
 
+// EVEN: the stretch begins at an address that allows vectors.
+template <bool EVEN>
+DEVICE void ask_fours(
+    const Source& from, const Stretch& stretch, u32 (&x)[TIMES][4], float (&left)[TIMES][4]) {
+    const float* residual = from.feedback.residual;
+    ask_raw<EVEN>(from.x, stretch.low + own(0), stretch.size - own(0), 4 * CTA, x);
+    if (!residual) return;
+    UNROLLED for (int t = 0; t < TIMES; ++t)
+        load4<EVEN>(residual, stretch.low + own(t), stretch.size - own(t), left[t]);
+}
+
 // All is asked for before any is waited for. Surveyed: the residual holds q.
 template <bool SURVEYED>
-DEVICE void load_fours(const Source& from, const Stretch& stretch, Fours& fours) {
-    float left[TIMES][4];
+DEVICE void load_fours(const Source& from, const Stretch& stretch, bool even, Fours& fours) {
+    u32 raw[TIMES][4];
+    float left[TIMES][4] = {};
     const Feedback& feedback = from.feedback;
-    for (int t = 0; t < TIMES; ++t)
-        load4(from.x, stretch.low + own(t), stretch.size - own(t), fours.g[t]);
-    for (int t = 0; t < TIMES && feedback.residual; ++t)
-        load4(feedback.residual, stretch.low + own(t), stretch.size - own(t), left[t]);
-    for (int t = 0; t < TIMES; ++t)
+    if (even) ask_fours<true>(from, stretch, raw, left);
+    else ask_fours<false>(from, stretch, raw, left);
+    UNROLLED for (int t = 0; t < TIMES; ++t) {
+        widen_raw4(raw[t], from.x.kind, fours.g[t]);
         for (int u = 0; u < 4; ++u) {
             float x = fours.g[t][u], alone = x * feedback.back, both = alone;
             if (feedback.residual)
@@ -65,6 +76,7 @@ DEVICE void load_fours(const Source& from, const Stretch& stretch, Fours& fours)
                                 : (x + feedback.loss_scale * left[t][u]) * feedback.back;
             fours.q[t][u] = both, fours.g[t][u] = alone;
         }
+    }
 }
 
 // The largest magnitude in each bin, in shared or other memory that begins at zero; returns the
@@ -97,9 +109,12 @@ DEVICE u32 find_largest(const Stretch& stretch, const Fours& fours, u32* largest
     return seen;
 }
 
-DEVICE void keep_fours(float* residual, const Stretch& stretch, const Fours& fours) {
-    for (int t = 0; t < TIMES && residual; ++t)
-        keep4(residual, stretch.low + own(t), stretch.size - own(t), fours.q[t]);
+DEVICE void keep_fours(float* residual, const Stretch& stretch, bool even, const Fours& fours) {
+    for (int t = 0; t < TIMES && residual; ++t) {
+        i64 low = stretch.low + own(t);
+        if (even) keep4<true>(residual, low, stretch.size - own(t), fours.q[t]);
+        else keep4<false>(residual, low, stretch.size - own(t), fours.q[t]);
+    }
 }
 
 // Mark and count what matters; all threads of a CTA come here.
@@ -143,21 +158,22 @@ DEVICE void finish_marks(State* state, u32 largest, const u32* counts, u64 room)
 // `bins` at a time, which fit a stretch.
 KERNEL(
     mark_bins, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
-     u64* marks, i64 bin_elems, int bins, u64 room)) {
+    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
+     float back, i64 n, State* state, u64* marks, i64 bin_elems, int bins, u64 room)) {
     __shared__ u32 counts[BINS], largest[STRETCH];
     clear_counts(counts);
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 begin = state->low, shift = state->shift, seen = 0;
     i64 elems = bins * bin_elems;
+    bool even = elems % 4 == 0 && are_even(from);
     for (i64 low = blockIdx.x * elems; low < n; low += gridDim.x * elems) {
         Stretch stretch = {low, int(min(elems, n - low)), int(bin_elems), int(bin_elems)};
         Fours fours;
-        load_fours<false>(from, stretch, fours);
+        load_fours<false>(from, stretch, even, fours);
         for (int bin = int(threadIdx.x); bin < bins; bin += CTA) largest[bin] = 0;
         __syncthreads();
         seen = max(seen, find_largest(stretch, fours, largest));
-        keep_fours(residual, stretch, fours);
+        keep_fours(residual, stretch, even, fours);
         __syncthreads();
         u32* words = reinterpret_cast<u32*>(marks);
         mark_stretch(stretch, fours, largest, begin, shift, words, counts);
@@ -174,16 +190,17 @@ DEVICE Stretch stretch_from(i64 low, i64 n, i64 bin_elems) {
 
 KERNEL(
     find_largest_of_bins, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
-     u64*, i64 bin_elems, u32* largest)) {
+    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
+     float back, i64 n, State* state, u64*, i64 bin_elems, u32* largest)) {
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 seen = 0;
+    bool even = are_even(from);
     for (i64 low = blockIdx.x * i64(STRETCH); low < n; low += gridDim.x * i64(STRETCH)) {
         Stretch stretch = stretch_from(low, n, bin_elems);
         Fours fours;
-        load_fours<false>(from, stretch, fours);
+        load_fours<false>(from, stretch, even, fours);
         seen = max(seen, find_largest(stretch, fours, largest + low / bin_elems));
-        keep_fours(residual, stretch, fours);
+        keep_fours(residual, stretch, even, fours);
     }
     seen = team_max<CTA>(seen);
     if (threadIdx.x == 0) atomicMax(&state->largest, seen);
@@ -191,17 +208,19 @@ KERNEL(
 
 KERNEL(
     mark_large_bins, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
-     u64* marks, i64 bin_elems, u64 room, const u32* largest)) {
+    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
+     float back, i64 n, State* state, u64* marks, i64 bin_elems, u64 room,
+     const u32* __restrict__ largest)) {
     __shared__ u32 counts[BINS];
     clear_counts(counts);
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 begin = state->low, shift = state->shift;
     u32* words = reinterpret_cast<u32*>(marks);
+    bool even = are_even(from);
     for (i64 low = blockIdx.x * i64(STRETCH); low < n; low += gridDim.x * i64(STRETCH)) {
         Stretch stretch = stretch_from(low, n, bin_elems);
         Fours fours;
-        load_fours<true>(from, stretch, fours);
+        load_fours<true>(from, stretch, even, fours);
         mark_stretch(stretch, fours, largest + low / bin_elems, begin, shift, words, counts);
     }
     finish_marks(state, 0, counts, room);

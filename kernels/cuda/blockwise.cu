@@ -92,7 +92,8 @@ DEVICE void sum(
 
 #define QUANTIZE(name, ...) QUANTIZE_AS(name, 1, quantize, __VA_ARGS__)
 #define QUANTIZE_HELD(name, RANDOM, BLOCK, EACH)                                                  \
-    QUANTIZE_AS(name, (Held<BLOCK, EACH>::CTAS), quantize_held, Held<BLOCK, EACH>, RANDOM)
+    QUANTIZE_AS(                                                                                  \
+        name, (HeldBlock<BLOCK, EACH>::CTAS), quantize_held, HeldBlock<BLOCK, EACH>, RANDOM)
 
 #define DEQUANTIZE(name, THREADS, EACH)                                                           \
     KERNEL(                                                                                       \

@@ -2,10 +2,12 @@
 //
 // To absorb: a team takes up to 32 elements a thread by accesses of 16 bytes, and lays p in shared
 // memory; from there 16 lanes a chunk add up its squares in the written order. A warp takes as many
-// whole chunks as go into 1024 elements, a CTA one long chunk, piece by piece.
+// whole chunks as go into 1024 elements, a CTA one long chunk, piece by piece. Chunks that fill the
+// 1024 elements are held in registers, and the next ones are asked for before these are written.
 //
 // To choose: one CTA finds the k-th largest norm digit by digit, from the highest one on.
 
+#include "_held.cuh"
 #include "_scan.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
@@ -24,79 +26,129 @@ struct Source {
     float largest;
 };
 
-// `size` elements from `low` on: p to the tile and the residual; where it is too large, a NaN to
-// the tile only.
-template <int THREADS>
-DEVICE void absorb_tile(Source from, i64 low, int size, float* tile) {
+// The new p of an element of the residual; where it is too large, a NaN, and the element stays.
+DEVICE float taken_up(const Source& from, float now, float& left) {
+    float p = left + now * from.back;
+    bool accepted = fabsf(p) <= from.largest;
+    left = accepted ? p : left;
+    return accepted ? p : quiet_nan();
+}
+
+// `size` elements from `low` on: p to the tile and the residual. EVEN: at addresses that allow
+// vectors, as all chunks are.
+template <int THREADS, bool EVEN>
+DEVICE void absorb_fours(const Source& from, i64 low, int size, float* tile) {
     constexpr int ROW = 4 * THREADS;
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int first = 4 * team_thread<THREADS>(); first < size; first += AT_ONCE * ROW) {
         float now[AT_ONCE][4], left[AT_ONCE][4];
         for (int u = 0; u < AT_ONCE; ++u) {
             int i = first + u * ROW;
-            load4(from.x, low + i, size - i, now[u]);
-            load4(from.residual, low + i, size - i, left[u]);
+            load4<EVEN>(from.x, low + i, size - i, now[u]);
+            load4<EVEN>(from.residual, low + i, size - i, left[u]);
         }
         for (int u = 0; u < AT_ONCE; ++u) {
             int i = first + u * ROW;
             float p[4];
-            for (int e = 0; e < 4; ++e) {
-                p[e] = left[u][e] + now[u][e] * from.back;
-                bool accepted = fabsf(p[e]) <= from.largest;
-                left[u][e] = accepted ? p[e] : left[u][e];
-                p[e] = accepted ? p[e] : quiet_nan();
-            }
+            for (int e = 0; e < 4; ++e) p[e] = taken_up(from, now[u][e], left[u][e]);
             store4(tile, i, size - i, p);
-            store4(from.residual, low + i, size - i, left[u]);
-            if (from.clear) store4(from.x, low + i, size - i, zeros);
+            store4<EVEN>(from.residual, low + i, size - i, left[u]);
+            if (from.clear) store4<EVEN>(from.x, low + i, size - i, zeros);
         }
     }
+}
+
+template <int THREADS>
+DEVICE void absorb_tile(const Source& from, bool even, i64 low, int size, float* tile) {
+    team_sync<THREADS>();  // until the tile before is read by all
+    if (even) absorb_fours<THREADS, true>(from, low, size, tile);
+    else absorb_fours<THREADS, false>(from, low, size, tile);
+    team_sync<THREADS>();
+}
+
+DEVICE bool are_even(const Source& from, i64 chunk) {
+    return chunk % 4 == 0 && is_aligned(from.x, 16) && is_aligned(from.residual, 16);
 }
 
 // The NaN of the specification in the place of any other.
 DEVICE double norm_of(double sum) { return sum == sum ? sum : double(quiet_nan()); }
 
-KERNEL(
-    absorb_by_warps, CTA,
-    (float* x, float* residual, double* norms, i64 n, i64 chunk, float back, bool clear,
-     float largest)) {
-    __shared__ float4 shared[CTA * EACH / 4];
-    constexpr int TILE = WARP * EACH;
-    float* tile = reinterpret_cast<float*>(shared) + int(threadIdx.x) / WARP * TILE;
-    int width = int(chunk), together = TILE / width, half = int(threadIdx.x) % WARP / LANES;
-    i64 chunks = (n + chunk - 1) / chunk, groups = (chunks + together - 1) / together;
-    for (i64 group = team_number<WARP>(); group < groups; group += team_count<WARP>()) {
-        i64 first = group * together, low = first * chunk;
-        int size = int(min(i64(together) * chunk, n - low));
-        absorb_tile<WARP>({x, residual, back, clear, largest}, low, size, tile);
-        team_sync<WARP>();
-        for (int two = 0; two * width < size; two += 2) {
-            int begin = (two + half) * width, own = min(width, size - begin);
-            int lane = int(threadIdx.x) % LANES;
-            double sum = norm_of(halved(lane_sum(tile + begin, lane, own, 0.0, square)));
-            if (own > 0 && threadIdx.x % LANES == 0) norms[first + two + half] = sum;
-        }
-        team_sync<WARP>();
+// Of the chunks in a warp's tile, whose norms go from `norms` on: each half of the warp sums one.
+DEVICE void sum_chunks(const float* tile, int size, int chunk, double* norms) {
+    int half = int(threadIdx.x) % WARP / LANES, lane = int(threadIdx.x) % LANES;
+    for (int two = 0; two * chunk < size; two += 2) {
+        int begin = (two + half) * chunk, own = min(chunk, size - begin);
+        double sum = norm_of(halved(lane_sum(tile + begin, lane, own, 0.0, square)));
+        if (own > 0 && lane == 0) norms[two + half] = sum;
     }
+}
+
+using Tile = Held<WARP * EACH, 1>;
+
+// The tiles of as many whole chunks as go in, from the one that begins at chunk c on, those of all
+// warps of the launch.
+RARE void absorb_others(Source from, double* norms, i64 n, i64 chunk, i64 c, float* tile) {
+    int together = Tile::BLOCK / int(chunk);
+    bool even = are_even(from, chunk);
+    for (c += team_number<WARP>() * together; c * chunk < n; c += team_count<WARP>() * together) {
+        int size = int(min(i64(together) * chunk, n - c * chunk));
+        absorb_tile<WARP>(from, even, c * chunk, size, tile);
+        sum_chunks(tile, size, int(chunk), norms + c);
+    }
+}
+
+CROWDED(
+    absorb_by_warps, CTA, Tile::CTAS,
+    (float* __restrict__ x, float* __restrict__ residual, double* __restrict__ norms, i64 n,
+     i64 chunk, float back, bool clear, float largest)) {
+    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float* tile = team_stage<WARP, EACH>();
+    Source from = {x, residual, back, clear, largest};
+    int together = Tile::BLOCK / int(chunk);
+    bool even = are_even(from, chunk) && together * chunk == Tile::BLOCK;
+    i64 whole = whole_blocks(n, even, Tile::TEAMS, Tile::BLOCK);
+    auto take = [&](const Asked<Tile>& asked, i64 b, auto ask_next) {
+        float left[Tile::FOURS][4];
+        i64 own = b + int(threadIdx.x) / WARP, low = own * Tile::BLOCK;
+        __syncwarp();  // until the tile before is read by all
+        UNROLLED for (int g = 0; g < Tile::FOURS; ++g) {
+            float p[4];
+            for (int u = 0; u < 4; ++u) {
+                left[g][u] = asked.left[g][u];
+                p[u] = taken_up(from, __uint_as_float(asked.x[g][u]), left[g][u]);
+            }
+            store4<true>(tile, four_at<Tile>(0, g), 4, p);
+        }
+        ask_next();
+        leave_held<Tile>(residual, low, left);
+        if (clear) {
+            UNROLLED for (int g = 0; g < Tile::FOURS; ++g)
+                store4<true>(x, four_at<Tile>(low, g), 4, zeros);
+        }
+        __syncwarp();
+        sum_chunks(tile, Tile::BLOCK, int(chunk), norms + own * together);
+    };
+    for_held<Tile>({x, FLOAT32}, residual, whole, take);
+    if (whole * Tile::BLOCK < n)
+        absorb_others(from, norms, n, chunk, whole * together, tile);
 }
 
 KERNEL(
     absorb_by_ctas, CTA,
-    (float* x, float* residual, double* norms, i64 n, i64 chunk, float back, bool clear,
-     float largest)) {
-    __shared__ float4 shared[CTA * EACH / 4];
+    (float* __restrict__ x, float* __restrict__ residual, double* __restrict__ norms, i64 n,
+     i64 chunk, float back, bool clear, float largest)) {
     constexpr int TILE = CTA * EACH;
-    float* tile = reinterpret_cast<float*>(shared);
+    float* tile = team_stage<CTA, EACH>();
+    Source from = {x, residual, back, clear, largest};
+    bool even = are_even(from, chunk);
     i64 chunks = (n + chunk - 1) / chunk;
     for (i64 c = blockIdx.x; c < chunks; c += gridDim.x) {
         i64 low = c * chunk, high = min(low + chunk, n);
         double sum = 0.0;
         for (; low < high; low += TILE) {
             int size = int(min(i64(TILE), high - low));
-            absorb_tile<CTA>({x, residual, back, clear, largest}, low, size, tile);
-            team_sync<CTA>();
+            absorb_tile<CTA>(from, even, low, size, tile);
             sum = lane_sum(tile, int(threadIdx.x), size, sum, square);
-            team_sync<CTA>();
         }
         sum = halved(sum);
         if (threadIdx.x == 0) norms[c] = norm_of(sum);

@@ -38,10 +38,11 @@ DEVICE void aim_at(State* state, const Crossing& found, const Aim& aim) {
         settle(state, state->floor, ALL);
 }
 
-KERNEL(
-    survey_dgc, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
-     u64* marks, u64 k, u64 room, double fewest, double most)) {
+CROWDED(
+    survey_dgc, CTA, 4,
+    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
+     float back, i64 n, State* state, u64* __restrict__ marks, u64 k, u64 room, double fewest,
+     double most)) {
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
     if (!surveyed<true>(from, state, marks, [](i64, i64, int) {})) return;
     Crossing found = crossing(state->counts[0], k);

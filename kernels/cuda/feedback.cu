@@ -34,38 +34,48 @@ KERNEL(
     else absorb<false>(x, residual, kept, loss_scale, back, n);
 }
 
-// Whether all bits of an exponent are set in a number of so many bits, of those in a word. Of a
-// number of 64 bits the exponent is in the upper word.
+// Whether all bits of an exponent are set in a number of so many bits, of those in 16 bytes. Of a
+// number of 64 bits the exponent is in the upper word. Without a branch: a load may wait at none.
 template <int BITS>
-DEVICE bool has_nonfinite(u32 word, u32 exponent) {
-    bool found = (word & exponent) == exponent;
-    return BITS == 16 ? found || (word >> 16 & exponent) == exponent : found;
+DEVICE bool has_nonfinite(uint4 four, u32 exponent) {
+    auto all_set = [&](u32 word) {
+        bool low = (word & exponent) == exponent;
+        return BITS == 16 ? low | ((word >> 16 & exponent) == exponent) : low;
+    };
+    bool found = all_set(four.y) | all_set(four.w);
+    return BITS == 64 ? found : found | all_set(four.x) | all_set(four.z);
 }
 
+// A thread takes two whole words a turn, and asks for both first. The first and the last word may
+// have bytes of others.
 template <int BITS>
 DEVICE void find_nonfinite(const u8* x, i64 size, u32 exponent, u64* answer) {
-    bool found = false;
-    i64 words = word_count<uint4>(x, size);
-    for (i64 w = team_number<1>(); w < words; w += team_count<1>()) {
-        uint4 four = load_16(x, size, w);
-        found = found || has_nonfinite<BITS>(four.y, exponent) ||
-                has_nonfinite<BITS>(four.w, exponent);
-        if (BITS < 64)
-            found = found || has_nonfinite<BITS>(four.x, exponent) ||
-                    has_nonfinite<BITS>(four.z, exponent);
+    i64 lead = lead_of<uint4>(x), whole = (lead + size) / 16, step = team_count<1>();
+    i64 thread = team_number<1>();
+    bool found = thread < 2 && has_nonfinite<BITS>(load_16(x, size, thread ? whole : 0), exponent);
+    const uint4* words = reinterpret_cast<const uint4*>(x - lead);
+    for (i64 w = i64(lead > 0) + thread; w < whole; w += 2 * step) {
+        uint4 one = words[w], other = words[min(w + step, whole - 1)];
+        found |= has_nonfinite<BITS>(one, exponent) | has_nonfinite<BITS>(other, exponent);
     }
     answer_any(answer, found);
 }
 
-KERNEL(find_nonfinite_16, CTA, (const u8* x, i64 size, u32 exponent, u64* answer)) {
+KERNEL(
+    find_nonfinite_16, CTA,
+    (const u8* __restrict__ x, i64 size, u32 exponent, u64* __restrict__ answer)) {
     find_nonfinite<16>(x, size, exponent, answer);
 }
 
-KERNEL(find_nonfinite_32, CTA, (const u8* x, i64 size, u32 exponent, u64* answer)) {
+KERNEL(
+    find_nonfinite_32, CTA,
+    (const u8* __restrict__ x, i64 size, u32 exponent, u64* __restrict__ answer)) {
     find_nonfinite<32>(x, size, exponent, answer);
 }
 
-KERNEL(find_nonfinite_64, CTA, (const u8* x, i64 size, u32 exponent, u64* answer)) {
+KERNEL(
+    find_nonfinite_64, CTA,
+    (const u8* __restrict__ x, i64 size, u32 exponent, u64* __restrict__ answer)) {
     find_nonfinite<64>(x, size, exponent, answer);
 }
 

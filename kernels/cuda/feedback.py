@@ -30,5 +30,5 @@ def all_finite(x: Gradient) -> bool:
     """Waits for the GPU."""
     itemsize = x.dtype.itemsize
     size_bytes, exponent = i64(x.size * itemsize), np.uint32(_EXPONENTS[x.dtype])
-    name, threads = f"find_nonfinite_{8 * itemsize}", threads_for(int(size_bytes), 16)
+    name, threads = f"find_nonfinite_{8 * itemsize}", threads_for(int(size_bytes), 2 * 16)
     return not ask("feedback", name, *threads, x, size_bytes, exponent)

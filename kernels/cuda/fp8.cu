@@ -106,26 +106,22 @@ RARE void quantize_others(
 template <class H>
 DEVICE void quantize_held(
     Values x, Feedback feedback, u8* codes, float* scales, i64 n, int block, Format form) {
-    bool even = is_even(x) && is_aligned(feedback.residual, 16) && is_aligned(codes, 4);
-    i64 whole = even ? n / H::BLOCK : 0, stride = team_count<WARP>(), b = team_number<WARP>();
-    Asked<H> asked = {};
-    if (H::AHEAD && b < whole) ask(asked, x, feedback.residual, b * H::BLOCK);
-    for (; b < whole; b += stride) {
-        if (!H::AHEAD) ask(asked, x, feedback.residual, b * H::BLOCK);
+    bool even = are_even(x, feedback.residual, codes);
+    i64 whole = whole_blocks(n, even, H::TEAMS, H::BLOCK), own = int(threadIdx.x) / H::TEAM;
+    auto take = [&](const Asked<H>& asked, i64 b, auto ask_next) {
         float p[H::FOURS][4];
+        i64 low = (b + own) * H::BLOCK;
         effective_held<H>(asked, x, feedback, p);
         float scale = scale_of(largest_held<H>(p), form);
-        asked = {};
-        if (H::AHEAD && b + stride < whole)
-            ask(asked, x, feedback.residual, (b + stride) * H::BLOCK);
+        ask_next();
         UNROLLED for (int g = 0; g < H::FOURS; ++g) {
             u32 word = encode4(p[g], scale, feedback.back, form);
-            store4<true>(codes, four_at<H>(b * H::BLOCK, g), 4, word);
+            store4<true>(codes, four_at<H>(low, g), 4, word);
         }
-        if (feedback.residual && scale == scale)
-            leave_held<H>(feedback.residual, b * H::BLOCK, p);
-        if (team_thread<WARP>() == 0) scales[b] = scale;
-    }
+        if (feedback.residual && scale == scale) leave_held<H>(feedback.residual, low, p);
+        if (team_thread<H::TEAM>() == 0) scales[b + own] = scale;
+    };
+    for_held<H>(x, feedback.residual, whole, take);
     if (whole * H::BLOCK < n) quantize_others(x, feedback, codes, scales, n, block, form, whole);
 }
 

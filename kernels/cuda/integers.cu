@@ -6,13 +6,13 @@
 typedef signed char i8;
 typedef short i16;
 
-template <class Integer>
+template <bool EVEN, class Integer>
 DEVICE void round_all(
     const float* x, double factor, double most, Integer* out, i64 n, const Noise& noise) {
     for_random_fractions(noise, n, [&](i64 i, int count, const u32(&fractions)[4]) {
         float values[4];
         Integer integers[4];
-        load4(x, i, count, values);
+        load4<EVEN>(x, i, count, values);
         for (int u = 0; u < 4; ++u) {
             double t = double(values[u]) * factor;
             t = t < most ? t : most;  // a NaN too
@@ -20,32 +20,40 @@ DEVICE void round_all(
             i64 parts = i64(t * double(1 << FRACTION_BITS));
             integers[u] = Integer((parts + i64(fractions[u])) >> FRACTION_BITS);
         }
-        store4(out, i, count, integers);
+        store4<EVEN>(out, i, count, integers);
     });
 }
 
-template <class Integer>
+template <bool EVEN, class Integer>
 DEVICE void scale_all(const Integer* q, double scale, float* out, i64 n) {
-    for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
-        int count = int(min(i64(4), n - i));
-        Integer integers[4];
-        float values[4];
-        load4(q, i, count, integers);
-        for (int u = 0; u < 4; ++u) values[u] = float(double(integers[u]) * scale);
-        store4(out, i, count, values);
-    }
+    for_turns(n, [&](const Turn& turn) {
+        Integer integers[FOURS_A_TURN][4];
+        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v)
+            load4<EVEN>(q, turn.i[v], turn.count[v], integers[v]);
+        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+            float values[4];
+            for (int u = 0; u < 4; ++u) values[u] = float(double(integers[v][u]) * scale);
+            store4<EVEN>(out, turn.i[v], turn.count[v], values);
+        }
+    });
 }
 
 #define INTEGERS(Integer, BITS)                                                                  \
     KERNEL(                                                                                      \
         round_to_##BITS, CTA,                                                                    \
-        (const float* x, double factor, double most, Integer* out, i64 n, u32 seed, u32 stream,  \
-         u32 step, u32 parameter, i64 start)) {                                                  \
+        (const float* __restrict__ x, double factor, double most, Integer* __restrict__ out,     \
+         i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {                     \
         Noise noise = {seed, stream, step, parameter, start};                                    \
-        round_all(x, factor, most, out, n, noise);                                               \
+        bool even = start % 4 == 0 && is_aligned(x, 16) && is_aligned(out, 4 * sizeof(Integer)); \
+        if (even) round_all<true>(x, factor, most, out, n, noise);                               \
+        else round_all<false>(x, factor, most, out, n, noise);                                   \
     }                                                                                            \
-    KERNEL(scale_##BITS, CTA, (const Integer* q, double scale, float* out, i64 n)) {             \
-        scale_all(q, scale, out, n);                                                             \
+    KERNEL(                                                                                      \
+        scale_##BITS, CTA,                                                                       \
+        (const Integer* __restrict__ q, double scale, float* __restrict__ out, i64 n)) {         \
+        bool even = is_aligned(q, 4 * sizeof(Integer)) && is_aligned(out, 16);                   \
+        if (even) scale_all<true>(q, scale, out, n);                                             \
+        else scale_all<false>(q, scale, out, n);                                                 \
     }
 
 INTEGERS(i8, 8)

@@ -9,7 +9,7 @@ from ..integers import Integers
 from ..philox import Noise
 from ._arguments import i64, random
 from ._device import launch
-from ._work import threads_for, threads_for_rows
+from ._work import threads_for_rows, turns_for
 
 
 def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: Noise) -> None:
@@ -27,5 +27,5 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
 
 
 def scale_integers(q: Integers, scale: float, out: F32) -> None:
-    name, threads = f"scale_{8 * q.dtype.itemsize}", threads_for(out.size, 4)
-    launch("integers", name, *threads, q, np.float64(scale), out, i64(out.size))
+    name, turns = f"scale_{8 * q.dtype.itemsize}", turns_for(out.size)
+    launch("integers", name, *turns, q, np.float64(scale), out, i64(out.size))

@@ -89,8 +89,7 @@ DEVICE void quantize_many(const Table& table, const Shared& shared) {
 }
 
 DEVICE bool is_whole(const Table& table, int v, i64 b, int teams, const Shared& shared) {
-    bool even = are_even(
-        values_of(table, v, shared), feedback_of(table, v, shared), payload_of(table, v));
+    bool even = are_even(values_of(table, v, shared), table.residual[v], table.codes[v]);
     return b < whole_blocks(table.elems[v], even, teams, shared.form.block);
 }
 
@@ -106,30 +105,65 @@ RARE void quantize_many_others(const Table& table, Shared shared, int teams) {
     });
 }
 
-// Groups that are not whole come after all others: so they take no registers from these.
-template <class H, bool RANDOM>
-DEVICE void quantize_many_held(const Table& table, const Shared& shared) {
+// Calls take(v, b) for the groups that are whole, and returns whether there are others. These come
+// after all: so they take no registers from those.
+template <class H, class Take>
+DEVICE bool for_whole_groups(const Table& table, const Shared& shared, Take take) {
     bool others = false;
     for_groups(table, H::TEAMS, [&](int v, i64 b) {
-        if (is_whole(table, v, b, H::TEAMS, shared))
-            quantize_held_group<H, RANDOM>(
-                values_of(table, v, shared), feedback_of(table, v, shared), payload_of(table, v),
-                b, shared.form, noise_of(table, v, shared));
+        if (is_whole(table, v, b, H::TEAMS, shared)) take(v, b);
         else others = true;
+    });
+    return others;
+}
+
+template <class H, bool RANDOM>
+DEVICE void quantize_many_held(const Table& table, const Shared& shared) {
+    bool others = for_whole_groups<H>(table, shared, [&](int v, i64 b) {
+        quantize_held_group<H, RANDOM>(
+            values_of(table, v, shared), feedback_of(table, v, shared), payload_of(table, v), b,
+            shared.form, noise_of(table, v, shared));
     });
     if (others) quantize_many_others<H::EACH, RANDOM>(table, shared, H::TEAMS);
 }
 
+// The team's block of signs in the group that begins at block b of vector v.
 template <int THREADS>
-DEVICE void quantize_many_of_signs(
-    const Table& table, int kind, float loss_scale, float back, int block) {
-    for_groups(table, CTA / THREADS, [&](int v, i64 first) {
-        i64 b = first + int(threadIdx.x) / THREADS;
-        if (b * block >= table.elems[v]) return;
+DEVICE void quantize_signs_of(const Table& table, const Shared& shared, int v, i64 b) {
+    int block = shared.form.block;
+    b += int(threadIdx.x) / THREADS;
+    if (b * block < table.elems[v])
         quantize_signs<THREADS>(
-            {table.x[v], kind}, {table.residual[v], loss_scale, back}, table.codes[v],
+            values_of(table, v, shared), feedback_of(table, v, shared), table.codes[v],
             table.scales[v], b, table.elems[v], block);
+}
+
+template <int THREADS>
+DEVICE void quantize_many_of_signs(const Table& table, const Shared& shared) {
+    for_groups(table, CTA / THREADS, [&](int v, i64 b) {
+        quantize_signs_of<THREADS>(table, shared, v, b);
     });
+}
+
+RARE void quantize_many_other_signs(const Table& table, Shared shared, int teams) {
+    for_groups(table, teams, [&](int v, i64 first) {
+        if (is_whole(table, v, first, teams, shared)) return;
+        for (i64 b = first; b < first + teams; b += CTA / WARP)
+            quantize_signs_of<WARP>(table, shared, v, b);
+    });
+}
+
+template <class H>
+DEVICE void quantize_many_signs_held(const Table& table, const Shared& shared) {
+    bool others = for_whole_groups<H>(table, shared, [&](int v, i64 b) {
+        Values x = values_of(table, v, shared);
+        Asked<H> asked;
+        i64 own = b + int(threadIdx.x) / H::TEAM;
+        ask(asked, x, table.residual[v], own * H::BLOCK);
+        quantize_signs_asked<H>(
+            asked, x, feedback_of(table, v, shared), table.codes[v], table.scales[v], own, [] {});
+    });
+    if (others) quantize_many_other_signs(table, shared, H::TEAMS);
 }
 
 // Some of the payloads, as one vector sees them.
@@ -185,11 +219,18 @@ DEVICE void sum_many(
         name, (Held<BLOCK, EACH>::CTAS < 3 ? 2 : 3), quantize_many_held, Held<BLOCK, EACH>,     \
         RANDOM)
 
-#define QUANTIZE_MANY_OF_SIGNS(name, THREADS)                                                   \
-    KERNEL(                                                                                     \
-        name, CTA, (const Table table, int kind, float loss_scale, float back, int block)) {    \
-        quantize_many_of_signs<THREADS>(table, kind, loss_scale, back, block);                  \
+#define QUANTIZE_MANY_OF_SIGNS_AS(name, ctas, quantize_many)                                    \
+    CROWDED(                                                                                    \
+        name, CTA, ctas,                                                                        \
+        (const __grid_constant__ Table table, int kind, float loss_scale, float back,           \
+         int block)) {                                                                          \
+        quantize_many(table, {kind, loss_scale, back, {block, MAX, 0, 0, 0, 0.0}, 0, 0, 0});    \
     }
+
+#define QUANTIZE_MANY_OF_SIGNS(name, THREADS)                                                   \
+    QUANTIZE_MANY_OF_SIGNS_AS(name, 1, quantize_many_of_signs<THREADS>)
+#define QUANTIZE_MANY_OF_SIGNS_HELD(name, BLOCK)                                                \
+    QUANTIZE_MANY_OF_SIGNS_AS(name, 2, (quantize_many_signs_held<Held<BLOCK, PLANES>>))
 
 #define SUM_MANY(name, THREADS, EACH)                                                           \
     KERNEL(                                                                                     \
@@ -214,7 +255,8 @@ DEVICE void sum_many(
         const u8* const payloads[MOST] = ALL_OF(payload);                                       \
         Course course = {resumes, last, totals};                                                \
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
-            sum_signs<THREADS>(some, sums, alone, b, n, block, weight);                         \
+            bool even = has_even_planes(block) && are_even(sums) && have_even_codes(some);      \
+            sum_signs<THREADS>(some, sums, alone, b, n, block, weight, even);                   \
         };                                                                                      \
         sum_many<THREADS>(table, payloads, course, kind, block, sum_one);                       \
     }
@@ -255,6 +297,8 @@ QUANTIZE_MANY_HELD(quantize_many_at_random_2_of_512, true, 512, 4)
 QUANTIZE_MANY_HELD(quantize_many_at_random_2_of_1024, true, 1024, 4)
 QUANTIZE_MANY_OF_SIGNS(quantize_many_1_by_warps, WARP)
 QUANTIZE_MANY_OF_SIGNS(quantize_many_1_by_ctas, CTA)
+QUANTIZE_MANY_OF_SIGNS_HELD(quantize_many_1_of_512, 512)
+QUANTIZE_MANY_OF_SIGNS_HELD(quantize_many_1_of_1024, 1024)
 SUM_MANY(sum_many_8_by_warps, WARP, 1)
 SUM_MANY(sum_many_4_by_warps, WARP, 2)
 SUM_MANY(sum_many_2_by_warps, WARP, 4)

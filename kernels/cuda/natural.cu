@@ -1,16 +1,19 @@
 // Natural compression; see compressa.kernels.natural for the arithmetic and the layout.
 //
 // A warp takes a group of 1024 elements, 32 to a thread: four neighbours of each plane of signs.
+// Whole groups are held in registers, and random numbers are drawn while they are on their way.
 
+#include "_held.cuh"
 #include "_philox.cuh"
 #include "_signs.cuh"
 #include "_sums.cuh"
 #include "_values.cuh"
 
 constexpr int GROUP = 1024;
-constexpr int AT_ONCE = 2;  // planes whose elements are asked for before the first is worked on
 
-static_assert(SPAN == GROUP * (CTA / WARP), "a CTA draws what its warps need");
+using Group = Held<GROUP, PLANES>;
+
+static_assert(SPAN == GROUP * Group::TEAMS, "a CTA draws what its warps need");
 
 // The biased exponent of p, rounded up or down; 255 where p is not finite.
 DEVICE u32 rounded_exponent(float p, u32 fraction) {
@@ -27,22 +30,30 @@ DEVICE void decode4(u32 word, u32 negative, float (&values)[4]) {
     for (int u = 0; u < 4; ++u) values[u] = power(word >> 8 * u & 0xFFu, sign_bit(negative, u));
 }
 
-// Four neighbours, from `place` of the span on; returns the signs, in the lowest bits of bytes.
-DEVICE u32 quantize4(
-    const float (&x)[4], float (&left)[4], Feedback feedback, u8* exponents, i64 i, int count,
-    Drawn drawn, int place) {
-    u32 word = 0, signs = 0, fractions[4];
-    drawn_fractions(drawn, place, count, fractions);
+// Four neighbours: their exponents, a byte each, and in the place of p what is left of them; signs
+// go to the lowest bits of bytes.
+DEVICE u32 encode4(float (&p)[4], const u32 (&fractions)[4], float back, u32& signs) {
+    u32 word = 0;
+    signs = 0;
     for (int u = 0; u < 4; ++u) {
-        float p = feedback.residual ? x[u] + feedback.loss_scale * left[u] : x[u];
-        u32 exponent = rounded_exponent(p, fractions[u]);
-        u32 sign = sign_of(p);
+        u32 exponent = rounded_exponent(p[u], fractions[u]), sign = sign_of(p[u]);
         word |= exponent << 8 * u, signs |= sign >> 31 << 8 * u;
-        if (is_finite(p)) left[u] = (p - power(exponent, sign)) * feedback.back;
+        p[u] = (p[u] - power(exponent, sign)) * back;
     }
-    store4(exponents, i, count, word);
-    if (feedback.residual) store4(feedback.residual, i, count, left);
-    return signs;
+    return word;
+}
+
+// What is left goes to the residual, but where p was not finite.
+template <bool EVEN = false>
+DEVICE void leave4(float* residual, i64 i, int count, const float (&left)[4], u32 exponents) {
+    bool sent[4], all = true;
+    for (int u = 0; u < 4; ++u) {
+        sent[u] = (exponents >> 8 * u & 0xFFu) != 255u;
+        all = all && sent[u];
+    }
+    if (all) return store4<EVEN>(residual, i, count, left);
+    for (int u = 0; u < 4; ++u)
+        if (u < count && sent[u]) residual[i + u] = left[u];
 }
 
 // The group that begins at element `place` of the span.
@@ -51,55 +62,92 @@ DEVICE void quantize_group(
     int place) {
     int width = sign_width(size);
     for (int i = 4 * team_thread<WARP>(); i < width; i += 4 * WARP) {
-        u32 packed = 0;
+        u32 packed = 0, negative, fractions[4];
         int some = min(4, width - i);
-        for (int plane = 0; plane < PLANES; plane += AT_ONCE) {
-            float values[AT_ONCE][4], left[AT_ONCE][4] = {};
-            UNROLLED for (int j = 0; j < AT_ONCE; ++j) {
-                int first = (plane + j) * width + i, count = min(some, size - first);
-                load4(x, low + first, count, values[j]);
-                if (feedback.residual) load4(feedback.residual, low + first, count, left[j]);
-            }
-            UNROLLED for (int j = 0; j < AT_ONCE; ++j) {
-                int first = (plane + j) * width + i, count = min(some, size - first);
-                packed |= quantize4(
-                              values[j], left[j], feedback, exponents, low + first, count, drawn,
-                              place + first)
-                          << (plane + j);
-            }
+        for (int plane = 0; plane < PLANES; ++plane) {
+            int first = plane * width + i, count = min(some, size - first);
+            float p[4];
+            effective4(x, feedback, low + first, count, p);
+            drawn_fractions(drawn, place + first, count, fractions);
+            u32 word = encode4(p, fractions, feedback.back, negative);
+            store4(exponents, low + first, count, word);
+            if (feedback.residual) leave4(feedback.residual, low + first, count, p, word);
+            packed |= negative << plane;
         }
         store4(signs, low / PLANES + i, some, packed);
     }
 }
 
-KERNEL(
-    quantize, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, u8* exponents,
-     u8* signs, i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
-    Noise noise = {seed, stream, step, parameter, start};
-    for (i64 span = team_number<CTA>(); span * SPAN < n; span += team_count<CTA>()) {
+// The groups from b on, those of all CTAs of the launch.
+RARE void quantize_others(
+    Values x, Feedback feedback, u8* exponents, u8* signs, i64 b, i64 n, Noise noise) {
+    for (i64 low = b * GROUP; low < n; low += i64(gridDim.x) * SPAN) {
         int place = int(threadIdx.x) / WARP * GROUP;
-        i64 low = span * SPAN, left = n - low;
-        Drawn drawn = drawn_for_span(noise, low, int(min(i64(SPAN), left)));
-        int size = int(min(i64(GROUP), left - place));
+        Drawn drawn = drawn_for_span(noise, low, int(min(i64(SPAN), n - low)));
+        int size = int(min(i64(GROUP), n - low - place));
         if (size > 0)
-            quantize_group(
-                {x, kind}, {residual, loss_scale, back}, exponents, signs, low + place, size, drawn,
-                place);
+            quantize_group(x, feedback, exponents, signs, low + place, size, drawn, place);
     }
+}
+
+DEVICE void quantize_all(
+    Values x, Feedback feedback, u8* exponents, u8* signs, i64 n, const Noise& noise) {
+    bool even = are_even(x, feedback.residual, exponents) && is_aligned(signs, 4);
+    i64 whole = whole_blocks(n, even, Group::TEAMS, GROUP);
+    auto take = [&](const Asked<Group>& asked, i64 b, auto ask_next) {
+        Drawn drawn = drawn_for_span(noise, b * GROUP, SPAN);
+        int place = int(threadIdx.x) / WARP * GROUP;
+        i64 low = b * GROUP + place;
+        float p[Group::FOURS][4];
+        effective_held<Group>(asked, x, feedback, p);
+        ask_next();
+        u32 packed = 0, negative, fractions[4];
+        UNROLLED for (int plane = 0; plane < PLANES; ++plane) {
+            i64 first = four_at<Group>(low, plane);
+            drawn_fractions(drawn, int(first - b * GROUP), 4, fractions);
+            u32 word = encode4(p[plane], fractions, feedback.back, negative);
+            store4<true>(exponents, first, 4, word);
+            if (feedback.residual) leave4<true>(feedback.residual, first, 4, p[plane], word);
+            packed |= negative << plane;
+        }
+        store4<true>(signs, four_at<Group>(low / PLANES, 0), 4, packed);
+    };
+    i64 b = for_held<Group>(x, feedback.residual, whole, take);
+    if (b * GROUP < n) quantize_others(x, feedback, exponents, signs, b, n, noise);
+}
+
+CROWDED(
+    quantize, CTA, Group::CTAS,
+    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
+     float back, u8* __restrict__ exponents, u8* __restrict__ signs, i64 n, u32 seed, u32 stream,
+     u32 step, u32 parameter, i64 start)) {
+    Noise noise = {seed, stream, step, parameter, start};
+    quantize_all({x, kind}, {residual, loss_scale, back}, exponents, signs, n, noise);
+}
+
+// The group that begins at element `low`. WHOLE: of fours only, at addresses that allow vectors.
+template <bool WHOLE>
+DEVICE void dequantize_group(
+    const u8* exponents, const u8* signs, float* out, i64 low, int size, float weight, bool add) {
+    for_planes<WARP, WHOLE>(size, [&](int plane, int i, int some, int first, int count) {
+        u32 negative = load4<WHOLE>(signs, low / PLANES + i, some) >> plane;
+        u32 word = load4<WHOLE>(exponents, low + first, count);
+        combine4<WHOLE>(out, low + first, count, weight, add, [&](float (&values)[4]) {
+            decode4(word, negative, values);
+        });
+    });
 }
 
 KERNEL(
     dequantize, CTA,
-    (const u8* exponents, const u8* signs, float* out, i64 n, float weight, bool add)) {
+    (const u8* __restrict__ exponents, const u8* __restrict__ signs, float* __restrict__ out,
+     i64 n, float weight, bool add)) {
+    bool even = is_aligned(exponents, 4) && is_aligned(signs, 4) && is_aligned(out, 16);
     for (i64 low = team_number<WARP>() * GROUP; low < n; low += team_count<WARP>() * GROUP) {
         int size = int(min(i64(GROUP), n - low));
-        for_signs<WARP>(signs, low / PLANES, size, [&](int first, int count, u32 negative) {
-            u32 word = load4(exponents, low + first, count);
-            combine4(out, low + first, count, weight, add, [&](float (&values)[4]) {
-                decode4(word, negative, values);
-            });
-        });
+        if (even && size == GROUP)
+            dequantize_group<true>(exponents, signs, out, low, GROUP, weight, add);
+        else dequantize_group<false>(exponents, signs, out, low, size, weight, add);
     }
 }
 
@@ -108,33 +156,37 @@ struct Payloads {
     const u8* signs[MOST];
 };
 
-// The sums of the group that begins at element `low`.
+// As above.
+template <bool WHOLE>
 DEVICE void sum_group(const Payloads& payloads, Sums sums, i64 low, int size, float weight) {
-    int width = sign_width(size), fours = (width + 3) / 4;
-    for (int t = team_thread<WARP>(); t < PLANES * fours; t += WARP) {
-        int plane = t / fours, i = 4 * (t % fours), some = min(4, width - i);
-        int first = plane * width + i, count = min(some, size - first);
-        if (count < 1) continue;
+    for_planes<WARP, WHOLE>(size, [&](int plane, int i, int some, int first, int count) {
         u32 words[MOST], negative[MOST];
         float total[4], values[4];
         FOR_PAYLOADS(r) if (payloads.exponents[r]) {
-            words[r] = load4(payloads.exponents[r], low + first, count);
-            negative[r] = load4(payloads.signs[r], low / PLANES + i, some) >> plane;
+            words[r] = load4<WHOLE>(payloads.exponents[r], low + first, count);
+            negative[r] = load4<WHOLE>(payloads.signs[r], low / PLANES + i, some) >> plane;
         }
-        begin4(sums, low + first, count, total);
+        begin4<WHOLE>(sums, low + first, count, total);
         FOR_PAYLOADS(r) if (payloads.exponents[r]) {
             decode4(words[r], negative[r], values);
             add4(total, values, weight);
         }
-        finish4(sums, low + first, count, total);
-    }
+        finish4<WHOLE>(sums, low + first, count, total);
+    });
 }
 
-KERNEL(
-    sums, CTA,
-    (EACH_OF(const u8*, exponents), EACH_OF(const u8*, signs), const float* before, void* out,
-     int kind, i64 n, float weight)) {
+CROWDED(
+    sums, CTA, CROWD,
+    (EACH_OF(const u8* __restrict__, exponents), EACH_OF(const u8* __restrict__, signs),
+     const float* before, void* out, int kind, i64 n, float weight)) {
     const Payloads payloads = {ALL_OF(exponents), ALL_OF(signs)};
-    for (i64 low = team_number<WARP>() * GROUP; low < n; low += team_count<WARP>() * GROUP)
-        sum_group(payloads, {before, out, kind}, low, int(min(i64(GROUP), n - low)), weight);
+    Sums sums = {before, out, kind};
+    bool even = are_even(sums);
+    FOR_PAYLOADS(r) even = even && is_aligned(payloads.exponents[r], 4);
+    FOR_PAYLOADS(r) even = even && is_aligned(payloads.signs[r], 4);
+    for (i64 low = team_number<WARP>() * GROUP; low < n; low += team_count<WARP>() * GROUP) {
+        int size = int(min(i64(GROUP), n - low));
+        if (even && size == GROUP) sum_group<true>(payloads, sums, low, GROUP, weight);
+        else sum_group<false>(payloads, sums, low, size, weight);
+    }
 }

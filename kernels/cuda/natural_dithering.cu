@@ -3,7 +3,9 @@
 // A team takes a block and reads it into shared memory, where its norm is found; a block that does
 // not fit goes through in pieces, and is read once more. Codes go to shared memory as well, a byte
 // each, and then into planes: all of a block's, or those of as many of its bytes as there is room.
+// Blocks of the usual sizes are held in registers, where a thread has all planes of four bytes.
 
+#include "_held.cuh"
 #include "_philox.cuh"
 #include "_signs.cuh"
 #include "_team.cuh"
@@ -26,10 +28,9 @@ struct Room {
 
 template <int THREADS>
 DEVICE Room team_room() {
-    __shared__ float4 values[CTA * STAGED / 4];
     __shared__ u32 codes[CTA * STAGED / 4];
     int first = int(threadIdx.x) / THREADS * THREADS * STAGED;
-    return {reinterpret_cast<float*>(values) + first, codes + first / 4};
+    return {team_stage<THREADS, STAGED>(), codes + first / 4};
 }
 
 // 2**exponent, for a normal number.
@@ -37,6 +38,14 @@ DEVICE float power(int exponent) { return __uint_as_float(u32(exponent + 127) <<
 
 DEVICE float value_of(int level, bool negative, float norm, int levels) {
     return (negative ? -norm : norm) * (level > 0 ? power(level - levels) : 0.0f);
+}
+
+// The norm of a block whose largest magnitude and sum of squares, where it matters, are known.
+DEVICE float length_of(float most, double squares, const Form& form) {
+    if (!is_finite(most)) return quiet_nan();
+    if (!form.euclidean) return most;
+    double length = sqrt(squares);
+    return float(length < double(LARGEST) ? length : double(LARGEST));
 }
 
 // The norm, with the block's last piece in shared memory afterwards; NaN where one is not finite.
@@ -61,10 +70,8 @@ DEVICE float norm_of(
         if (form.euclidean) squares = lane_sum(values, thread, count, squares, square);
     }
     float most = __uint_as_float(team_max<THREADS>(largest));
-    if (!is_finite(most)) return quiet_nan();
-    if (!form.euclidean) return most;
-    double length = sqrt(team_told<THREADS>(halved(squares)));
-    return float(length < double(LARGEST) ? length : double(LARGEST));
+    if (!form.euclidean || !is_finite(most)) return length_of(most, 0.0, form);
+    return length_of(most, team_told<THREADS>(halved(squares)), form);
 }
 
 DEVICE int level_of(float p, float norm, u32 fraction, int levels) {
@@ -83,25 +90,28 @@ struct Block {
     float norm;
 };
 
-// The codes of four neighbours, a byte each, and what stays behind.
-DEVICE u32 round4(
-    const float (&p)[4], Feedback feedback, const Block& block, int first, int count,
-    const Form& form, const Noise& noise, Drawn drawn, bool at_hand, int place) {
+// The codes of four neighbours, a byte each, and in the place of p what is left of them.
+DEVICE u32 encode4(
+    float (&p)[4], const u32 (&fractions)[4], float norm, float back, const Form& form) {
     u32 word = 0;
-    float left[4] = {};
     for (int u = 0; u < 4; ++u) {
-        int level = 0;
-        if (u < count && block.norm > 0.0f) {
-            u32 fraction = at_hand ? drawn_fraction(drawn, place + first + u)
-                                   : random_fraction(noise, block.low + first + u);
-            level = level_of(p[u], block.norm, fraction, form.levels);
-        }
+        int level = norm > 0.0f ? level_of(p[u], norm, fractions[u], form.levels) : 0;
         bool negative = level > 0 && p[u] < 0.0f;
         word |= (u32(level) | u32(negative) << (form.bits - 1)) << 8 * u;
-        left[u] = (p[u] - value_of(level, negative, block.norm, form.levels)) * feedback.back;
+        p[u] = (p[u] - value_of(level, negative, norm, form.levels)) * back;
     }
+    return word;
+}
+
+// The same for `count` that begin at `first` of the block, and what is left goes to the residual.
+DEVICE u32 round4(
+    float (&p)[4], Feedback feedback, const Block& block, int first, int count, const Form& form,
+    const Numbers& numbers) {
+    u32 fractions[4];
+    fractions_of(numbers, block.low + first, count, fractions);
+    u32 word = encode4(p, fractions, block.norm, feedback.back, form);
     if (feedback.residual && block.norm == block.norm)
-        store4(feedback.residual, block.low + first, count, left);
+        store4(feedback.residual, block.low + first, count, p);
     return word;
 }
 
@@ -118,11 +128,10 @@ DEVICE void pack(const u32* codes, u8* to, i64 at, int width, int stride, int bi
     }
 }
 
-// `place` is that of the block's first element in what was drawn.
 template <int THREADS>
 DEVICE void dither_block(
     Values x, Feedback feedback, u8* codes, float* norms, i64 b, i64 n, const Form& form,
-    const Noise& noise, Drawn drawn, bool at_hand, int place) {
+    const Numbers& numbers) {
     constexpr int MOST = STAGED * THREADS / PLANES;  // bytes of each plane that there is room for
     Room room = team_room<THREADS>();
     i64 low = b * form.block;
@@ -138,8 +147,7 @@ DEVICE void dither_block(
             float p[4] = {};
             if (staged) load4(room.values, first, count, p);
             else effective4(x, feedback, low + first, count, p);
-            room.codes[t] =
-                round4(p, feedback, block, first, count, form, noise, drawn, at_hand, place);
+            room.codes[t] = round4(p, feedback, block, first, count, form, numbers);
         }
         team_sync<THREADS>();
         pack<THREADS>(
@@ -149,73 +157,121 @@ DEVICE void dither_block(
     if (team_thread<THREADS>() == 0) norms[b] = norm;
 }
 
+// The blocks from b on, those of all CTAs of the launch.
 template <int THREADS>
 DEVICE void dither(
     Values x, Feedback feedback, u8* codes, float* norms, i64 n, const Form& form,
-    const Noise& noise) {
+    const Noise& noise, i64 b = 0) {
     constexpr int TEAMS = CTA / THREADS;
     i64 blocks = (n + form.block - 1) / form.block;
-    for (i64 b = i64(blockIdx.x) * TEAMS; b < blocks; b += i64(gridDim.x) * TEAMS) {
-        i64 low = b * form.block, span = min(i64(TEAMS) * form.block, n - low);
-        Drawn drawn = {nullptr, 0};
-        bool at_hand = span <= SPAN;
-        if (at_hand) drawn = drawn_for_span(noise, low, int(span));
-        int team = int(threadIdx.x) / THREADS;
-        if (b + team < blocks)
-            dither_block<THREADS>(
-                x, feedback, codes, norms, b + team, n, form, noise, drawn, at_hand,
-                at_hand ? team * form.block : 0);
+    for (b += i64(blockIdx.x) * TEAMS; b < blocks; b += i64(gridDim.x) * TEAMS) {
+        i64 low = b * form.block, own = b + int(threadIdx.x) / THREADS;
+        Numbers numbers = numbers_of<true>(noise, low, min(i64(TEAMS) * form.block, n - low));
+        if (own < blocks)
+            dither_block<THREADS>(x, feedback, codes, norms, own, n, form, numbers);
     }
+}
+
+RARE void dither_others(
+    Values x, Feedback feedback, u8* codes, float* norms, i64 n, Form form, Noise noise, i64 b) {
+    dither<WARP>(x, feedback, codes, norms, n, form, noise, b);
+}
+
+// By teams that hold their blocks in registers.
+template <class H>
+DEVICE void dither_held(
+    Values x, Feedback feedback, u8* codes, float* norms, i64 n, const Form& form,
+    const Noise& noise) {
+    bool even = are_even(x, feedback.residual, codes);
+    i64 whole = whole_blocks(n, even, H::TEAMS, H::BLOCK), own = int(threadIdx.x) / H::TEAM;
+    auto take = [&](const Asked<H>& asked, i64 b, auto ask_next) {
+        Numbers numbers = numbers_of<true>(noise, b * H::BLOCK, H::TEAMS * H::BLOCK);
+        float p[H::FOURS][4];
+        i64 low = (b + own) * H::BLOCK;
+        effective_held<H>(asked, x, feedback, p);
+        double squares = form.euclidean ? sum_held<H, STAGED>(p, square) : 0.0;
+        float norm = length_of(__uint_as_float(largest_held<H>(p)), squares, form);
+        ask_next();
+        u32 words[PLANES], fractions[4];
+        UNROLLED for (int plane = 0; plane < PLANES; ++plane) {
+            fractions_of(numbers, four_at<H>(low, plane), 4, fractions);
+            words[plane] = encode4(p[plane], fractions, norm, feedback.back, form);
+        }
+        for (int k = 0; k < form.bits; ++k) {
+            u32 word = 0;
+            UNROLLED for (int plane = 0; plane < PLANES; ++plane)
+                word |= (words[plane] >> k & ONES) << plane;
+            store4<true>(codes, four_at<H>(((b + own) * form.bits + k) * H::WIDTH, 0), 4, word);
+        }
+        if (feedback.residual && norm == norm) leave_held<H>(feedback.residual, low, p);
+        if (team_thread<H::TEAM>() == 0) norms[b + own] = norm;
+    };
+    for_held<H>(x, feedback.residual, whole, take);
+    if (whole * H::BLOCK < n) dither_others(x, feedback, codes, norms, n, form, noise, whole);
+}
+
+template <int THREADS, bool WHOLE>
+DEVICE void undither_block(
+    const u8* codes, float norm, float* out, int size, const Form& form, float weight, bool add) {
+    u32 levels = (1u << (form.bits - 1)) - 1u;
+    int width = sign_width(size);
+    for_planes<THREADS, WHOLE>(size, [&](int plane, int i, int some, int first, int count) {
+        combine4<WHOLE>(out, first, count, weight, add, [&](float (&values)[4]) {
+            u32 word = 0;
+            for (int k = 0; k < form.bits; ++k)
+                word |= (load4<WHOLE>(codes, k * width + i, some) >> plane & ONES) << k;
+            for (int u = 0; u < 4; ++u) {
+                u32 code = word >> 8 * u & 0xFFu;
+                values[u] = value_of(int(code & levels), code > levels, norm, form.levels);
+            }
+        });
+    });
 }
 
 template <int THREADS>
 DEVICE void undither(
     const u8* codes, const float* norms, float* out, i64 n, const Form& form, float weight,
     bool add) {
-    u32 levels = (1u << (form.bits - 1)) - 1u;
     i64 blocks = (n + form.block - 1) / form.block;
+    bool even = has_even_planes(form.block) && is_aligned(codes, 4) && is_aligned(out, 16);
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
-        i64 low = b * form.block, at = low / PLANES * form.bits;
-        int size = int(min(i64(form.block), n - low)), width = sign_width(size);
-        int fours = (width + 3) / 4;
-        float norm = norms[b];
-        for (int t = team_thread<THREADS>(); t < PLANES * fours; t += THREADS) {
-            int plane = t / fours, i = 4 * (t % fours), some = min(4, width - i);
-            int first = plane * width + i;
-            int count = min(some, size - first);
-            combine4(out, low + first, count, weight, add, [&](float (&values)[4]) {
-                u32 word = 0;
-                for (int k = 0; k < form.bits; ++k)
-                    word |= (load4(codes, at + i64(k) * width + i, some) >> plane & ONES) << k;
-                for (int u = 0; u < 4; ++u) {
-                    u32 code = word >> 8 * u & 0xFFu;
-                    values[u] = value_of(int(code & levels), code > levels, norm, form.levels);
-                }
-            });
-        }
+        i64 low = b * form.block;
+        int size = int(min(i64(form.block), n - low));
+        const u8* own = codes + low / PLANES * form.bits;
+        if (even && size == form.block)
+            undither_block<THREADS, true>(own, norms[b], out + low, size, form, weight, add);
+        else
+            undither_block<THREADS, false>(own, norms[b], out + low, size, form, weight, add);
     }
 }
 
-#define DITHER(name, THREADS)                                                                     \
+#define DITHER_AS(name, ctas, dither)                                                             \
     CROWDED(                                                                                      \
-        name, CTA, 4,                                                                             \
-        (const void* x, int kind, float* residual, float loss_scale, float back, u8* codes,       \
-         float* norms, i64 n, int block, int levels, int bits, bool euclidean, u32 seed,          \
-         u32 stream, u32 step, u32 parameter, i64 start)) {                                       \
+        name, CTA, ctas,                                                                          \
+        (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,    \
+         float back, u8* __restrict__ codes, float* __restrict__ norms, i64 n, int block,         \
+         int levels, int bits, bool euclidean, u32 seed, u32 stream, u32 step, u32 parameter,     \
+         i64 start)) {                                                                            \
         Form form = {block, levels, bits, euclidean};                                             \
         Noise noise = {seed, stream, step, parameter, start};                                     \
-        dither<THREADS>({x, kind}, {residual, loss_scale, back}, codes, norms, n, form, noise);   \
+        dither({x, kind}, {residual, loss_scale, back}, codes, norms, n, form, noise);            \
     }
+
+#define DITHER(name, THREADS) DITHER_AS(name, 4, dither<THREADS>)
+#define DITHER_HELD(name, BLOCK)                                                                  \
+    DITHER_AS(name, (Held<BLOCK, PLANES, false>::CTAS), (dither_held<Held<BLOCK, PLANES, false>>))
 
 #define UNDITHER(name, THREADS)                                                                   \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
-        (const u8* codes, const float* norms, float* out, i64 n, int block, int levels, int bits, \
-         float weight, bool add)) {                                                               \
+        (const u8* __restrict__ codes, const float* __restrict__ norms, float* __restrict__ out,  \
+         i64 n, int block, int levels, int bits, float weight, bool add)) {                       \
         undither<THREADS>(codes, norms, out, n, {block, levels, bits, false}, weight, add);       \
     }
 
 DITHER(dither_by_warps, WARP)
 DITHER(dither_by_ctas, CTA)
+DITHER_HELD(dither_of_512, 512)
+DITHER_HELD(dither_of_1024, 1024)
 UNDITHER(undither_by_warps, WARP)
 UNDITHER(undither_by_ctas, CTA)

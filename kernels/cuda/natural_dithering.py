@@ -9,7 +9,7 @@ from ..natural_dithering import Dithering
 from ..philox import Noise
 from ._arguments import Arguments, feedback, i64, random, values
 from ._device import launch
-from ._work import team_for
+from ._work import quantizer_for, team_for
 
 
 def _numbers(form: Dithering) -> Arguments:
@@ -27,10 +27,10 @@ def dither(
     residual: F32 | None = None,
     loss_scale: float = 1.0,
 ) -> None:
-    team, threads = team_for(form.block)
+    team, threads = quantizer_for(1, form.block)  # its bits are in planes, as signs are
     launch(
         "natural_dithering",
-        f"dither_by_{team}",
+        f"dither_{team}",
         norms.size,
         threads,
         *values(x),

@@ -9,7 +9,7 @@ import numpy as np
 from .._arrays import F32, U8, Gradient, block_count
 from ._arguments import feedback, i32, i64, values
 from ._device import launch
-from ._work import launch_sums, team_for
+from ._work import launch_sums, quantizer_for, team_for
 
 
 def sign_quantize(
@@ -21,10 +21,10 @@ def sign_quantize(
     residual: F32 | None = None,
     loss_scale: float = 1.0,
 ) -> None:
-    team, threads = team_for(block)
+    team, threads = quantizer_for(1, block)
     launch(
         "onebit",
-        f"quantize_by_{team}",
+        f"quantize_{team}",
         scales.size,
         threads,
         *values(x),

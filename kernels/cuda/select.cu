@@ -99,10 +99,11 @@ DEVICE void find_floor(
 }
 
 #define SURVEY(name, SUMMED)                                                                      \
-    KERNEL(                                                                                       \
-        name, CTA,                                                                                \
-        (const void* x, int kind, float* residual, float loss_scale, float back, i64 n,           \
-         State* state, u64* marks, double* squares, int unit, double threshold, u64 most)) {      \
+    CROWDED(                                                                                      \
+        name, CTA, 4,                                                                             \
+        (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,    \
+         float back, i64 n, State* state, u64* __restrict__ marks, double* squares, int unit,     \
+         double threshold, u64 most)) {                                                           \
         Source from = {{x, kind}, {residual, loss_scale, back}, n};                               \
         bool last = surveyed<true>(from, state, marks, [&](i64 tile, i64 low, int size) {         \
             if (SUMMED) square_tile(from, tile, low, size, squares);                              \
@@ -116,8 +117,8 @@ SURVEY(survey_with_squares, true)
 // For as many as the first one was for.
 KERNEL(
     survey_again, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
-     u64* marks)) {
+    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
+     float back, i64 n, State* state, u64* __restrict__ marks)) {
     if (state->todo != SURVEY_AGAIN) return;
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
     if (!surveyed<false>(from, state, marks, [](i64, i64, int) {})) return;
@@ -279,18 +280,29 @@ KERNEL(
     if (residual && count && indices[0] < n) noted->first = residual[indices[0]];
 }
 
+template <bool EVEN>
+DEVICE u32 keep_fours(const Source& from) {
+    u32 largest = 0;
+    for_turns(from.n, [&](const Turn& turn) {
+        constexpr int ROW = 4 * CTA;
+        float q[FOURS_A_TURN][4];
+        int count = int(min(i64(FOURS_A_TURN * ROW), from.n - turn.i[0]));
+        surveyed4<true, EVEN>(from, turn.i[0], count, ROW, q);
+        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+            for (int u = 0; u < 4; ++u) largest = max(largest, magnitude_bits(q[v][u]));
+            if (from.feedback.residual)
+                keep4<EVEN>(from.feedback.residual, turn.i[v], turn.count[v], q[v]);
+        }
+    });
+    return largest;
+}
+
 KERNEL(
     keep_all, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, Noted* noted)) {
+    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
+     float back, i64 n, Noted* noted)) {
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
-    u32 largest = 0;
-    for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
-        int count = int(min(i64(4), n - i));
-        float q[1][4];
-        surveyed4<true>(from, i, count, 0, q);
-        for (int u = 0; u < 4; ++u) largest = max(largest, magnitude_bits(q[0][u]));
-        if (residual) keep4(residual, i, count, q[0]);
-    }
+    u32 largest = are_even(from) ? keep_fours<true>(from) : keep_fours<false>(from);
     largest = team_max<CTA>(largest);
     if (threadIdx.x == 0) atomicMax(&noted->largest, largest);
 }

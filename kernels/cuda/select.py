@@ -9,6 +9,7 @@ from ..select import Unit
 from . import _arguments
 from ._device import CTA, device, launch
 from ._select import SOURCE, select_largest
+from ._work import turns_for
 
 
 def select_above(
@@ -42,6 +43,6 @@ def select_at(
         _arguments.i64(x.size),
     )
     launch(SOURCE, "note_first", 1, CTA, residual, source[-1], indices, count, noted)
-    launch(SOURCE, "keep_all", block_count(x.size, 4 * CTA), CTA, *source, noted)
+    launch(SOURCE, "keep_all", *turns_for(x.size), *source, noted)
     taken = indices, values, count, noted
     launch(SOURCE, "take_out", block_count(indices.size, CTA), CTA, *source, *taken)

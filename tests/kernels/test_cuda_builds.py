@@ -10,6 +10,7 @@ import pytest
 from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
 from compressa.kernels.cuda._gpu import _KERNEL
 from cuda_occupancy import (
+    ASKED_AHEAD,
     IN_REGISTERS,
     STREAMS,
     VECTORS,
@@ -110,15 +111,16 @@ def test_what_a_thread_asks_for_at_once_is_asked_for_by_vectors(source: str) -> 
 
 
 @needs_nvrtc
-def test_the_next_block_is_asked_for_before_this_one_is_written() -> None:
-    ptx = built("fp8", COMPILED_HERE).ptx
-    for stream in IN_REGISTERS:
-        if stream.source == "fp8":
+@pytest.mark.parametrize("source", sorted({one.source for one in ASKED_AHEAD}))
+def test_the_next_block_is_asked_for_before_this_one_is_written(source: str) -> None:
+    ptx = built(source, COMPILED_HERE).ptx
+    for stream in ASKED_AHEAD:
+        if stream.source == source:
             text = body(ptx, stream.name)
-            loads = [found.start() for found in re.finditer(r"ld\.global\.v4", text)]
+            loads = [found.start() for found in re.finditer(r"ld\.global(\.nc)?\.v4", text)]
             first_store = text.index("st.global")
             turns = sum(place < first_store for place in loads) * 16 // stream.asked_bytes
-            assert turns == (2 if stream.asked_bytes <= 128 else 1), stream.name
+            assert turns == 2, stream.name
 
 
 @needs_nvrtc

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from alike import alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import block_count, onebit, sign_bytes, sign_dequantize
+from compressa.kernels.cuda._work import HELD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
     F32,
     FINITE,
+    KINDS,
     SCALES,
     SIZES,
     as_kind,
@@ -21,6 +23,7 @@ from kernel_cases import (
     residual_for,
 )
 
+GROUP = 8192  # elements that a block of threads holds
 blocks = st.sampled_from((8, 24, 64, 256, 1024, 1032))
 feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
 moderate = gradients(specials=FINITE[:4], magnitudes=(0.0, 1e-10, 1.0, 1e10))
@@ -69,6 +72,21 @@ def test_more_blocks_than_teams_in_any_order(block: int, feedback: bool) -> None
 
 
 @on_every_backend
+@pytest.mark.parametrize("block", HELD[1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_held_in_registers_over_many_turns(block: int, kind: str) -> None:
+    x = np.random.default_rng(block).standard_normal(37 * GROUP + block + 7).astype(np.float32)
+    x[block], x[2 * block] = np.inf, -0.0
+    given_x, residual = as_kind(x, kind), None if kind == KINDS[-1] else residual_for(x, 1)
+    alike(
+        "onebit",
+        lambda k: quantized(k, given_x, block, residual, 3.0),
+        reads=[given_x],
+        on_cpu=False,
+    )
+
+
+@on_every_backend
 @pytest.mark.parametrize("n", [8192, 8193, 16_384, 30_011])
 @pytest.mark.parametrize("block", [8200, 1 << 16])
 @pytest.mark.parametrize("feedback", [False, True])
@@ -105,11 +123,11 @@ def test_dequantize_of_any_bytes_equals_reference(
 
 @on_every_backend
 @pytest.mark.parametrize("shift", [1, 2, 3])
-@pytest.mark.parametrize("block", [64, 1032])
+@pytest.mark.parametrize(("block", "n"), [(64, 2100), (1032, 2100), (512, 8200)])
 def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
-    block: int, shift: int
+    block: int, n: int, shift: int
 ) -> None:
-    whole = np.random.default_rng(block).standard_normal(2100 + 2 * shift).astype(np.float32)
+    whole = np.random.default_rng(block).standard_normal(n + 2 * shift).astype(np.float32)
     x = whole[shift:-shift]
 
     def there_and_back(kernels: Any) -> list[np.ndarray]:
