@@ -122,6 +122,23 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(n: int, s
     alike("natural", there_and_back)
 
 
+@on_every_backend
+@pytest.mark.parametrize("which", ["x", "residual", "exponents", "signs", "out"])
+def test_one_array_at_an_odd_address_is_enough_to_take_no_vectors(which: str) -> None:
+    x = np.random.default_rng(5).standard_normal(SPAN + 1).astype(np.float32)
+    exponents, signs = poisoned(x.size, np.uint8), poisoned((x.size + 7) // 8, np.uint8)
+    arrays = {"x": x, "residual": x, "exponents": exponents, "signs": signs, "out": x}
+
+    def run(kernels: Any) -> list[Array]:
+        there = {name: odd(array, int(name == which)) for name, array in arrays.items()}
+        given_x, left, *payload, out = (part for _, part in there.values())
+        kernels.natural_quantize(given_x, *payload, noise=NOISE, residual=left)
+        kernels.natural_dequantize(*payload, out, add=True)
+        return [whole for whole, _ in there.values()]
+
+    alike("natural", run)
+
+
 def test_powers_of_two_and_zero_come_back_exactly() -> None:
     x = np.float32([0, 1, -1, 0.5, 2.0**127, -(2.0**-126), 3.0, -3.0])
     for step in range(50):

@@ -184,6 +184,24 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     alike("natural_dithering", there_and_back)
 
 
+@on_every_backend
+@pytest.mark.parametrize("which", ["x", "residual", "codes", "out"])
+def test_one_array_at_an_odd_address_is_enough_to_take_no_vectors(which: str) -> None:
+    x = np.random.default_rng(5).standard_normal(8193).astype(np.float32)
+    form, norms = Dithering(levels=7, block=512), poisoned(17, np.float32)
+    codes = poisoned(form.code_bytes(x.size), np.uint8)
+    arrays = {"x": x, "residual": x, "codes": codes, "out": x}
+
+    def run(kernels: Any) -> list[Array]:
+        there = {name: odd(array, int(name == which)) for name, array in arrays.items()}
+        given_x, left, packed, out = (part for _, part in there.values())
+        kernels.dither(given_x, packed, norms, form=form, noise=NOISE, residual=left)
+        kernels.undither(packed, norms, out, form=form, add=True)
+        return [norms, *(whole for whole, _ in there.values())]
+
+    alike("natural_dithering", run)
+
+
 @pytest.mark.parametrize("norm", ["l2", "max"])
 def test_decodes_to_the_two_levels_beside_each_value(norm: Any) -> None:
     form = Dithering(levels=5, block=64, norm=norm)

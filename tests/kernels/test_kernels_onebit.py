@@ -141,6 +141,23 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     alike("onebit", there_and_back)
 
 
+@on_every_backend
+@pytest.mark.parametrize("which", ["x", "residual", "bits", "out"])
+def test_one_array_at_an_odd_address_is_enough_to_take_no_vectors(which: str) -> None:
+    x = np.random.default_rng(5).standard_normal(GROUP + 1).astype(np.float32)
+    bits, scales = poisoned(sign_bytes(x.size, 512), np.uint8), poisoned(17, np.float32)
+    arrays = {"x": x, "residual": x, "bits": bits, "out": x}
+
+    def run(kernels: Any) -> list[np.ndarray]:
+        there = {name: odd(array, int(name == which)) for name, array in arrays.items()}
+        given_x, left, packed, out = (part for _, part in there.values())
+        kernels.sign_quantize(given_x, packed, scales, block=512, residual=left)
+        kernels.sign_dequantize(packed, scales, out, block=512, add=True)
+        return [scales, *(whole for whole, _ in there.values())]
+
+    alike("onebit", run)
+
+
 @given(moderate, blocks)
 def test_decode_is_the_mean_magnitude_with_each_sign(x: F32, block: int) -> None:
     out = decoded(quantized(onebit, x, block), x.size, block)
