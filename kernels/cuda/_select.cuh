@@ -55,19 +55,6 @@ DEVICE bool are_even(const Source& from) {
     return is_even(from.x) && is_aligned(from.feedback.residual, 16);
 }
 
-// Four from i on, and four from each further step on, as they lie in memory: all are asked for
-// before any is waited for.
-template <bool EVEN, int TIMES>
-DEVICE void ask_raw(Values x, i64 i, int count, int step, u32 (&raw)[TIMES][4]) {
-    if (x.kind == FLOAT32) {
-        UNROLLED for (int t = 0; t < TIMES; ++t)
-            load_raw4<EVEN>({x.bits, FLOAT32}, i + t * step, count - t * step, raw[t]);
-    } else {
-        UNROLLED for (int t = 0; t < TIMES; ++t)
-            load_raw4<EVEN>({x.bits, FLOAT16}, i + t * step, count - t * step, raw[t]);
-    }
-}
-
 // Leave the four in the residual, but for those that are not finite.
 template <bool EVEN>
 DEVICE void keep4(float* residual, i64 i, int count, const float (&q)[4]) {
@@ -222,26 +209,18 @@ DEVICE void draw(const Source& from, i64 size, i64 first, i64 step, Take take) {
 
 // The one pass over all of the memory that a selection begins with, and what is decided after it.
 
-// Four from i on, and four from each further step on, asked for as above.
+// Four from i on, and four from each further step on: all are asked for before any is waited for.
 template <bool FIRST, bool EVEN, int TIMES>
 DEVICE void surveyed4(const Source& from, i64 i, int count, int step, float (&q)[TIMES][4]) {
-    float* residual = from.feedback.residual;
-    const bool again = !FIRST && residual;
-    u32 raw[TIMES][4] = {};
-    float left[TIMES][4] = {};
-    if (!again) ask_raw<EVEN>(from.x, i, count, step, raw);
-    if (residual) {
+    const Feedback& feedback = from.feedback;
+    if (!FIRST && feedback.residual) {
         UNROLLED for (int t = 0; t < TIMES; ++t)
-            load4<EVEN>(residual, i + t * step, count - t * step, left[t]);
+            load4<EVEN>(feedback.residual, i + t * step, count - t * step, q[t]);
+        return;
     }
-    UNROLLED for (int t = 0; t < TIMES; ++t) {
-        widen_raw4(raw[t], from.x.kind, q[t]);
-        for (int u = 0; u < 4; ++u) {
-            float p = q[t][u];
-            if (residual && !again) p = p + from.feedback.loss_scale * left[t][u];
-            q[t][u] = again ? left[t][u] : p * from.feedback.back;
-        }
-    }
+    effective_fours<EVEN>(from.x, feedback, i, count, step, q);
+    for (int t = 0; t < TIMES; ++t)
+        for (int u = 0; u < 4; ++u) q[t][u] = q[t][u] * feedback.back;
 }
 
 // Mark and count the candidates of a tile; return the largest magnitude that this lane sees. WHOLE:

@@ -143,6 +143,37 @@ DEVICE void effective4(Values x, Feedback feedback, i64 i, int count, float (&p)
     for (int u = 0; u < 4; ++u) p[u] = p[u] + feedback.loss_scale * left[u];
 }
 
+// Four from i on, and four from each further step on, as they lie in memory: all are asked for
+// before any is waited for.
+template <bool EVEN, int TIMES>
+DEVICE void ask_raw(Values x, i64 i, int count, int step, u32 (&raw)[TIMES][4]) {
+    if (x.kind == FLOAT32) {
+        UNROLLED for (int t = 0; t < TIMES; ++t)
+            load_raw4<EVEN>({x.bits, FLOAT32}, i + t * step, count - t * step, raw[t]);
+    } else {
+        UNROLLED for (int t = 0; t < TIMES; ++t)
+            load_raw4<EVEN>({x.bits, FLOAT16}, i + t * step, count - t * step, raw[t]);
+    }
+}
+
+// p of the same.
+template <bool EVEN, int TIMES>
+DEVICE void effective_fours(
+    Values x, Feedback feedback, i64 i, int count, int step, float (&p)[TIMES][4]) {
+    u32 raw[TIMES][4];
+    float left[TIMES][4] = {};
+    ask_raw<EVEN>(x, i, count, step, raw);
+    if (feedback.residual) {
+        UNROLLED for (int t = 0; t < TIMES; ++t)
+            load4<EVEN>(feedback.residual, i + t * step, count - t * step, left[t]);
+    }
+    UNROLLED for (int t = 0; t < TIMES; ++t) {
+        widen_raw4(raw[t], x.kind, p[t]);
+        if (!feedback.residual) continue;
+        for (int u = 0; u < 4; ++u) p[t][u] = p[t][u] + feedback.loss_scale * left[t][u];
+    }
+}
+
 // values = weight * decoded, or values += that, the product rounded first.
 DEVICE void put_or_add(float (&values)[4], const float (&decoded)[4], float weight, bool add) {
     for (int u = 0; u < 4; ++u) {

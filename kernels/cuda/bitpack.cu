@@ -13,7 +13,9 @@ DEVICE bool is_refused(const u64* refused) { return refused && *refused; }
 // A thread makes a word of the stream, from the values that overlap it. Where the word's first bit
 // lies follows from where that of the thread's last word lay, without a division.
 KERNEL(
-    pack_bits, CTA, (const u32* values, i64 n, int width, u8* out, const u64* refused)) {
+    pack_bits, CTA,
+    (const u32* __restrict__ values, i64 n, int width, u8* __restrict__ out,
+     const u64* __restrict__ refused)) {
     if (is_refused(refused)) return;
     u32 mask = 0xFFFFFFFFu >> (WORD_BITS - width);
     i64 size = (n * width + 7) / 8, words = word_count<u32>(out, size);
@@ -42,7 +44,9 @@ DEVICE u32 bits_from(const u8* packed, i64 size, i64 bit) {
     return u32((high << WORD_BITS | load_word<u32>(packed, size, w)) >> place % WORD_BITS);
 }
 
-KERNEL(unpack_bits, CTA, (const u8* packed, int width, u32* out, i64 n)) {
+KERNEL(
+    unpack_bits, CTA,
+    (const u8* __restrict__ packed, int width, u32* __restrict__ out, i64 n)) {
     u32 mask = 0xFFFFFFFFu >> (WORD_BITS - width);
     i64 size = (n * width + 7) / 8;
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {

@@ -299,7 +299,8 @@ DEVICE int existing(i64 place, i64 n, Piece piece) {
 
 KERNEL(
     take_chunks, CTA,
-    (float* residual, i64 n, const u32* chosen, i64 count, float* values, i64 chunk, bool hold)) {
+    (float* __restrict__ residual, i64 n, const u32* __restrict__ chosen, i64 count,
+     float* __restrict__ values, i64 chunk, bool hold)) {
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (i64 team = team_number<WARP>(); team < count * pieces_of(chunk);
          team += team_count<WARP>()) {
@@ -325,8 +326,8 @@ DEVICE void fill_with_nan(float* out, i64 n) {
 
 KERNEL(
     add_chunks, CTA,
-    (const float* values, const u32* chosen, i64 count, float* out, i64 n, i64 chunk, float weight,
-     bool or_nan)) {
+    (const float* __restrict__ values, const u32* __restrict__ chosen, i64 count,
+     float* __restrict__ out, i64 n, i64 chunk, float weight, bool or_nan)) {
     if (or_nan && i64(chosen[count - 1]) * chunk >= n) return fill_with_nan(out, n);
     for (i64 team = team_number<WARP>(); team < count * pieces_of(chunk);
          team += team_count<WARP>()) {

@@ -98,11 +98,12 @@ DEVICE void find_floor(
     judge(state, found, most);
 }
 
+// The residual is not __restrict__: lanes read what others of their warp have just written.
 #define SURVEY(name, SUMMED)                                                                      \
     CROWDED(                                                                                      \
         name, CTA, 4,                                                                             \
-        (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,    \
-         float back, i64 n, State* state, u64* __restrict__ marks, double* squares, int unit,     \
+        (const void* __restrict__ x, int kind, float* residual, float loss_scale, float back,     \
+         i64 n, State* state, u64* __restrict__ marks, double* squares, int unit,                 \
          double threshold, u64 most)) {                                                           \
         Source from = {{x, kind}, {residual, loss_scale, back}, n};                               \
         bool last = surveyed<true>(from, state, marks, [&](i64 tile, i64 low, int size) {         \

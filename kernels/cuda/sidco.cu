@@ -61,11 +61,12 @@ DEVICE void add_up_tile(
     }
 }
 
+// The residual is not __restrict__: lanes read what others of their warp have just written.
 CROWDED(
     survey_sidco, CTA, 4,
-    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
-     float back, i64 n, State* state, u64* __restrict__ marks, const Stage* stages, int count,
-     double* totals, u32* numbers)) {
+    (const void* __restrict__ x, int kind, float* residual, float loss_scale, float back, i64 n,
+     State* state, u64* __restrict__ marks, const Stage* stages, int count, double* totals,
+     u32* numbers)) {
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
     i64 tiles = (n + TILE - 1) / TILE;
     surveyed<true>(from, state, marks, [&](i64, i64 low, int size) {

@@ -37,10 +37,11 @@ DEVICE void add_in_order(
     }
 }
 
+// `out` is not __restrict__: repeated indices are added by one lane after another.
 KERNEL(
     scatter_add, CTA,
-    (const u32* indices, const float* values, i64 count, float* out, i64 n, float weight,
-     const u32* disorder)) {
+    (const u32* __restrict__ indices, const float* __restrict__ values, i64 count,
+     float* out, i64 n, float weight, const u32* __restrict__ disorder)) {
     u32 wrong = 0;
     for (i64 part = threadIdx.x; part < (count + PART - 1) / PART; part += CTA)
         wrong |= disorder[part];
@@ -52,8 +53,8 @@ KERNEL(
 // The indices are distinct.
 KERNEL(
     return_unsent, CTA,
-    (float* residual, i64 n, const u32* indices, const float* exact, const float* sent, i64 count,
-     float back)) {
+    (float* __restrict__ residual, i64 n, const u32* __restrict__ indices,
+     const float* __restrict__ exact, const float* __restrict__ sent, i64 count, float back)) {
     for (i64 j = team_number<1>(); j < count; j += team_count<1>()) {
         if (!is_finite(exact[j]) || indices[j] >= n) continue;
         float arrived = is_finite(sent[j]) ? sent[j] : 0.0f;
