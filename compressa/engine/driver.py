@@ -187,14 +187,19 @@ class Driver:
     def expired(self) -> CompressaError | None:
         """Return a `Timeout` if an exchange has waited for longer than the deadline; else None.
 
-        It names the ranks that are missing, or nobody where a backend's sum does not tell. Where
-        the transport is early, it alone knows when a device could have begun, and sees to that.
+        It names the ranks that are missing, or nobody where a backend's sum does not tell. What a
+        device has not come to yet has all its time before it. Where the transport is early, it
+        alone knows when a device could have begun, and sees to that.
         """
         if self._early:
             return None
         now = self._now_s()
         for task in self._tasks:
-            if task.deadline_from_s is not None and now - task.deadline_from_s > self._deadline_s:
+            if task.deadline_from_s is None or task.awaited is None:
+                continue
+            if not self._transport.begun(task.awaited):
+                task.deadline_from_s = now + _grace_s(task.awaited)
+            elif now - task.deadline_from_s > self._deadline_s:
                 ranks = tuple(self._transport.missing(task.key))
                 who = f"ranks {', '.join(map(str, ranks))}" if ranks else "the backend's sum"
                 return Timeout(
@@ -294,7 +299,8 @@ class Driver:
     def _begin(self, task: Task, operation: Operation) -> None:
         if task not in self._tasks:
             return  # all has failed while it was held back
-        task.deadline_from_s = started_s = self._now_s()
+        started_s = self._now_s()
+        task.awaited, task.deadline_from_s = operation, started_s + _grace_s(operation)
         done = partial(self._done, task, operation, started_s)
         try:
             with at(self._device_stream, task):
@@ -310,8 +316,6 @@ class Driver:
         """Give an exchange to the transport."""
         priority = self._plan.places.get((task.unit, task.stage), 0)
         if isinstance(operation, Exchange):
-            assert task.deadline_from_s is not None
-            task.deadline_from_s += operation.grace_s
             self._transport.exchange(task.key, operation, priority, done)
         elif isinstance(operation, LoweredSum):
             self._transport.sum(task.key, task.stride, operation, priority, done)
@@ -365,3 +369,8 @@ class Driver:
         """The program that was at its result has made of it what it can."""
         self._landing = None
         self._post(self._land)
+
+
+def _grace_s(operation: Operation) -> float:
+    """How long an operation may take beyond the deadline."""
+    return operation.grace_s if isinstance(operation, Exchange) else 0.0

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from compressa.collectives.base import Program
+from compressa.collectives.base import Operation, Program
 from compressa.engine.device_stream import DeviceStream, Mark
 from compressa.transports.base import Key
 
@@ -27,8 +27,8 @@ class Task:
         finished: Called once, with None or the error.
         stage: Number of the next exchange.
         stride: By how much the number after that is larger: programs side by side take turns.
-        deadline_from_s: From when on the exchange that it waits for is given until the deadline;
-            None if there is none.
+        awaited: The exchange that it waits for, or that it waited for last; None before the first.
+        deadline_from_s: From when on that is given until the deadline; None if it is over.
         idle_since_s: When its last operation ended, and so it began to wait for the next.
         ahead: Whether it works `DeviceStream.ahead`: until its first exchange has come, if at all.
         left: What the device had been given then, when its last exchange was launched.
@@ -41,6 +41,7 @@ class Task:
     finished: Finished
     stage: int = 0
     stride: int = 1
+    awaited: Operation | None = None
     deadline_from_s: float | None = None
     idle_since_s: float = 0.0
     ahead: bool = True

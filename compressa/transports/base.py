@@ -120,6 +120,16 @@ class Transport(ABC):
         """
         return False
 
+    def begun(self, operation: Operation) -> bool:
+        """Return whether a device has come so far that an operation could begin.
+
+        From then on its deadline counts: what the device was given before may take its time.
+
+        Args:
+            operation: One that was launched, and not reported.
+        """
+        return True
+
     def land(self, operation: Operation) -> None:  # noqa: B027 - only some are early
         """Have what the device is given from now on come after an operation that was reported.
 

@@ -62,6 +62,7 @@ class Staged(Transport):
         self._watcher: Watcher | None = None
         self._piece_bytes = piece_bytes
         self._parts: dict[Key, int] = {}
+        self._on_device: set[int] = set()  # operations of which nothing has left it
 
     def attach(self, reactor: Reactor) -> None:
         """Have the copies watched, what arrives posted, and the inner transport attached."""
@@ -88,6 +89,10 @@ class Staged(Transport):
         """Whether the inner transport offers sums."""
         return self._inner.sums
 
+    def begun(self, operation: Operation) -> bool:
+        """Return whether the first piece has left the GPU."""
+        return id(operation) not in self._on_device
+
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Carry out an exchange of buffers on the GPU, piece by piece; see `Transport.exchange`.
 
@@ -104,13 +109,15 @@ class Staged(Transport):
 
         arrivals = _Arrivals(len(pieces), self._follow_copies, landed)
         self._order_copies()
+        self._on_device.add(id(exchange))
         for part, piece in enumerate(pieces):
             incoming = {peer: _pinned_like(buffer) for peer, buffer in piece.incoming.items()}
             outgoing = self._copied_out(piece.outgoing)
             staged = Exchange(outgoing, incoming, piece.exact, piece.capacity_bytes)
             bring = self._posted(partial(self._bring, piece.incoming, arrivals))
             own = key._replace(part=part)
-            self._after_copies(partial(self._inner.exchange, own, staged, priority, bring))
+            send = partial(self._inner.exchange, own, staged, priority, bring)
+            self._after_copies(exchange, send)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum piece by piece; the pieces are the same on all ranks, and so is their order.
@@ -123,11 +130,13 @@ class Staged(Transport):
             len(pieces), self._follow_copies, lambda failure, _: done(failure or {})
         )
         self._order_copies()
+        self._on_device.add(id(operation))
         for piece in pieces:
             with torch.cuda.stream(self._out):
                 staged = _pinned_like(piece).copy_(piece, non_blocking=True)
             bring = self._posted(partial(self._bring_sum, piece, staged, arrivals))
-            self._after_copies(partial(self._inner.all_reduce, BackendAllReduce(staged), bring))
+            add = partial(self._inner.all_reduce, BackendAllReduce(staged), bring)
+            self._after_copies(operation, add)
 
     def missing(self, key: Key) -> Sequence[int]:
         """Return the ranks that any piece waits for, in ascending order."""
@@ -187,12 +196,17 @@ class Staged(Transport):
             }
         return {peer: copies[place] for peer, place in memory.items()}
 
-    def _after_copies(self, call: Callback) -> None:
+    def _after_copies(self, operation: Operation, call: Callback) -> None:
         """Have the inner transport called when what it will send has left the GPU."""
         assert self._when is not None, "attach comes first"
         event = torch.cuda.Event(blocking=True)
         event.record(self._out)
-        self._when(event, call)
+
+        def left() -> None:
+            self._on_device.discard(id(operation))
+            call()
+
+        self._when(event, left)
 
     def _posted(self, bring: Done) -> Done:
         """Have a result brought on the driving thread, unless all has failed until then."""

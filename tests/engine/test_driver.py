@@ -244,6 +244,23 @@ def test_deadline_names_whom_this_rank_waits_for() -> None:
         assert part in str(error)
 
 
+def test_the_deadline_counts_from_when_a_device_could_have_begun() -> None:
+    bench = Bench(deadline_s=10.0)
+    with mock.patch.object(SilentTransport, "begun", return_value=False) as begun:
+        bench.start(4, exchanges(1))
+        bench.start(5, (each for each in [Exchange({}, {}, grace_s=2.0)]))
+        for bench.now_s in (9.0, 18.0, 27.0):
+            assert bench.driver.expired() is None
+        begun.return_value = True
+        bench.now_s = 37.0
+        assert bench.driver.expired() is None
+        assert [wait.seconds for wait in bench.driver.waits()] == [10.0, 8.0]
+        bench.now_s = 37.1
+        error = bench.driver.expired()
+    assert isinstance(error, Timeout)
+    assert "unit 4" in str(error)
+
+
 def test_the_deadline_starts_anew_with_each_exchange_and_spares_computations() -> None:
     bench = Bench(deadline_s=10.0)
 

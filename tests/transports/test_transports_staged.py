@@ -121,6 +121,28 @@ def test_a_piece_that_fails_is_reported_once() -> None:
     assert isinstance(error, TransportError)
 
 
+@pytest.mark.parametrize("kind", ["exchange", "sum"])
+def test_an_operation_has_begun_when_its_first_piece_has_left_the_gpu(kind: str) -> None:
+    left: list[Callable[[], None]] = []
+    stream = torch.cuda.current_stream()
+    inner, results = Sums(), []
+    transport = Staged(inner, stream, lambda event, call: left.append(call), 100)
+    buffer = on_gpu(torch.ones(60))
+    operation: Operation = BackendAllReduce(buffer)
+    if kind == "sum":
+        transport.all_reduce(operation, results.append)
+    else:
+        operation = Exchange({}, {1: buffer.view(torch.uint8)}, True, {})
+        inner.exchange = lambda *arguments: None
+        transport.exchange(KEY, operation, 0, results.append)
+    assert len(left) == 3
+    assert not transport.begun(operation)
+    left[0]()
+    assert transport.begun(operation)
+    left[1]()
+    assert transport.begun(operation)
+
+
 @pytest.fixture
 def reactor() -> Iterator[Reactor]:
     reactor = Reactor()
