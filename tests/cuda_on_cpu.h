@@ -298,10 +298,11 @@ extern "C" inline __attribute__((used)) void __ubsan_handle_type_mismatch_v1(
     emulation::wait(emulation::State::DONE);
 }
 
-#define KERNEL(name, threads, parameters)                                       \
+#define ENTRY(name, threads, parameters)                                        \
     static void name parameters;                                                \
     static const emulation::Registered<&name> name##_registered(#name, threads); \
     static void name parameters
+#define KERNEL(name, threads, parameters) ENTRY(name, threads, parameters)
 
 // Number of parameters, and their sizes in bytes; -1 if there is no such kernel.
 extern "C" inline EXPORTED int kernel_parameters(const char* name, int* sizes, int room) {

@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import subprocess
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from compressa.kernels.cuda import _device
-from compressa.kernels.cuda._device import Argument, Table
+from compressa.kernels.cuda._device import Argument, Launch, Struct
 from compressa.kernels.device_array import DeviceArray
 from kernel_cases import poisoned
 
@@ -115,6 +116,10 @@ class Emulated:
         """See `compressa.kernels.cuda._device.Device.read`."""
         return first_of(array)
 
+    def graph(self, launches: Sequence[Launch]) -> Callable[[], object] | None:
+        """See `compressa.kernels.cuda._device.Device.graph`; there are none without streams."""
+        return None
+
 
 def run_text(
     text: str, name: str, blocks: int, arguments: tuple[Argument, ...], seed: int = 0
@@ -156,7 +161,7 @@ def bytes_of(argument: Any) -> bytes:
         return bytes(8)
     if isinstance(argument, DeviceArray | np.ndarray):
         return np.uint64(_address(argument)).tobytes()
-    if isinstance(argument, Table):
+    if isinstance(argument, Struct):
         return argument.filled(_address).tobytes()
     assert isinstance(argument, np.generic), f"{argument!r} has no size of its own"
     return argument.tobytes()

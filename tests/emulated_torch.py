@@ -15,14 +15,14 @@ streams.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from compressa.kernels.cuda._device import Argument, running_on
+from compressa.kernels.cuda._device import Argument, Launch, running_on
 from compressa.kernels.device_array import DeviceArray
 from emulated_cuda import Emulated, bytes_of
 from emulated_memory import alias, allocated, forget, take_back, used_by
@@ -250,6 +250,17 @@ class StreamedEmulated(Emulated):
         take_back()
         launch, given = super().launch, tuple(map(bytes_of, arguments))
         current_stream().give(lambda: launch(source, name, blocks, given))
+
+    def graph(self, launches: Sequence[Launch]) -> Callable[[], None]:
+        """A stream takes all as one piece of work."""
+        launch = super().launch
+        captured = [each._replace(arguments=(*map(bytes_of, each.arguments),)) for each in launches]
+
+        def replay() -> None:
+            take_back()
+            current_stream().give(lambda: [launch(*each) for each in captured])
+
+        return replay
 
     def empty(self, elems: int, dtype: Any) -> Any:
         kind = np.dtype(dtype)

@@ -7,11 +7,12 @@ it; with what lies around it, so that a store beside it shows.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from compressa.kernels.cuda._device import Argument, Table
+from compressa.kernels.cuda._device import Argument, Launch, Struct
 from compressa.kernels.cuda._gpu import current
 from compressa.kernels.device_array import DeviceArray
 from emulated_cuda import first_of, on_device
@@ -48,8 +49,11 @@ class Mirrored:
         """See `compressa.kernels.cuda._device.Device.read`: it has come back already."""
         return first_of(array)
 
+    def graph(self, launches: Sequence[Launch]) -> None:
+        """See `compressa.kernels.cuda._device.Device.graph`: each launch moves its arrays."""
+
     def _placed(self, argument: Argument, mirrors: dict[int, _Mirror]) -> Any:
-        if isinstance(argument, Table):
+        if isinstance(argument, Struct):
             return argument.filled(lambda array: int(self._placed(array, mirrors)))
         array = argument.owner if isinstance(argument, DeviceArray) else argument
         if not isinstance(array, np.ndarray):

@@ -84,7 +84,10 @@ class ScopePayload:
         self._feedback = feedback
         self._lengths_tell_all = self.exact and codec.check_content is None
         self._multi_tensor: MultiTensor | None = None
-        if self.exact and self.scopes and codec.fused.encoder is not None:
+        listed = codec.fused.encoder is not None
+        if codec.fused.lists_on_gpus:
+            listed = world.device.type != "cpu"
+        if self.exact and self.scopes and listed:
             *starts, end = accumulate(map(_aligned, self._sizes), initial=HEADER_BYTES)
             self._multi_tensor = MultiTensor(codec, self.scopes, starts, end, world.state, feedback)
         few = len(self.scopes) <= _QUICK_SCOPES and self.elems * world.size <= _QUICK_ELEMS

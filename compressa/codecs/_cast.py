@@ -47,6 +47,11 @@ class Cast(KernelCodec):
         """Rounding is nearly unbiased and small: off unless asked for."""
         return False
 
+    @property
+    def recorded(self) -> bool:
+        """There is."""
+        return True
+
     def arrays(self, elems: int) -> tuple[int]:
         """Two bytes per element."""
         return (2 * elems,)

@@ -18,6 +18,7 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.codecs._multi_tensor import decoder_of, encoder_of, fits_one_call
+from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder, Ways
 from compressa.codecs.base import Codec, Draw, Granularity
 from compressa.codecs.fused import Decoder, Encoder, Fused, Item
 from compressa.kernels.multi_tensor import BlockForm
@@ -71,6 +72,11 @@ class KernelCodec(Codec):
         return None
 
     @property
+    def recorded(self) -> bool:
+        """Whether there is another form of its kernels, which takes several scopes."""
+        return False
+
+    @property
     def head_dtype(self) -> npt.DTypeLike:
         """Dtype of all arrays but the last: of scales, mostly."""
         return np.float32
@@ -117,13 +123,14 @@ class KernelCodec(Codec):
     @cached_property
     def fused(self) -> Fused:
         """What there are kernels for."""
-        listed = self.block_form is not None
+        listed = self.recorded or self.block_form is not None
         return Fused(
             encode_feedback=self._encode_feedback,
             decode=self._decode,
             decode_sum=None if self.dequantize_sum is None else self._decode_sum,
             encoder=self._encoder if listed else None,
             decoder=self._decoder if listed else None,
+            lists_on_gpus=self.recorded,
         )
 
     def split(self, payload: torch.Tensor, elems: int) -> Parts:
@@ -133,7 +140,10 @@ class KernelCodec(Codec):
             payload: uint8, of `wire_bytes(elems)` bytes; nothing is checked.
             elems: Elements that it decodes to.
         """
-        raw, parts, start = as_array(payload), [], 0
+        return self._arrays_in(as_array(payload), elems)
+
+    def _arrays_in(self, raw: Array, elems: int) -> Parts:
+        parts, start = [], 0
         for size in self.arrays(elems)[:-1]:
             stop = start + size
             parts.append(raw[start:stop].view(self.head_dtype))
@@ -163,18 +173,39 @@ class KernelCodec(Codec):
     def _decode_sum(
         self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
     ) -> None:
-        assert self.dequantize_sum is not None
         each = [self._checked(payload, out.numel()) for payload, _ in payloads]
+        self._total(each, as_array(out), weight)
+
+    @cached_property
+    def _ways(self) -> Ways:
+        """On arrays."""
+        total = None if self.dequantize_sum is None else self._total
+        return Ways(encode=self._write, read=self._arrays_in, put=self._put, total=total)
+
+    def _write(
+        self, x: Array, payload: Array, residual: Array | None, draw: Draw, loss_scale: float
+    ) -> None:
+        self.quantize(x, self._arrays_in(payload, x.size), draw, residual, loss_scale)
+
+    def _put(self, parts: Parts, out: Array, weight: float, add: bool) -> None:
+        self.dequantize(parts, out, weight, add=add)
+
+    def _total(self, each: Sequence[Parts], out: Array, weight: float) -> None:
+        assert self.dequantize_sum is not None
         parts = [[own[i] for own in each] for i in range(len(self.arrays(0)))]
-        self.dequantize_sum(parts, as_array(out), weight)
+        self.dequantize_sum(parts, out, weight)
 
     def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
+        if self.recorded:
+            return RecordedEncoder(self, self._ways, items, payload, draws=self.stochastic)
         form = self.block_form
         if form is None or not fits_one_call(items):
             return None
         return encoder_of(self, items, payload, form, self.noise if self.stochastic else None)
 
     def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
+        if self.recorded:
+            return RecordedDecoder(self, self._ways, items)
         form = self.block_form
         if form is None or not fits_one_call(items):
             return None

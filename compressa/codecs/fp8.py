@@ -55,6 +55,11 @@ class Fp8(KernelCodec):
         """Elements that share a scale."""
         return self.block
 
+    @property
+    def recorded(self) -> bool:
+        """There is."""
+        return True
+
     def arrays(self, elems: int) -> tuple[int, int]:
         """Scales, codes."""
         return 4 * block_count(elems, self.block), elems

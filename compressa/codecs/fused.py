@@ -129,6 +129,7 @@ class Fused:
         decoder: (items, payload_bytes) -> what decodes payloads of so many bytes to these scopes in
             one call; None if each goes by itself. Only for a codec whose `size` is Fixed, and whose
             decoding takes no draw.
+        lists_on_gpus: Whether `encoder` and `decoder` are for scopes on a GPU alone.
     """
 
     encode_feedback: (
@@ -142,6 +143,7 @@ class Fused:
     average: Callable[[Averaging], int] | None = None
     encoder: Callable[[Sequence[Item], torch.Tensor], Encoder | None] | None = None
     decoder: Callable[[Sequence[Item], int], Decoder | None] | None = None
+    lists_on_gpus: bool = False
 
 
 NOTHING_FUSED = Fused()

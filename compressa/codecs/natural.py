@@ -109,6 +109,11 @@ class Natural(KernelCodec):
         return Unbiased(omega * bounds.ROUNDING, range_)
 
     @property
+    def recorded(self) -> bool:
+        """Without levels."""
+        return self._form is None
+
+    @property
     def head_dtype(self) -> npt.DTypeLike:
         """Norms, or exponents."""
         return np.uint8 if self._form is None else np.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -11,11 +12,21 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.arrays import as_array
-from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype, share
+from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder, Ways
+from compressa.codecs._sparse import (
+    F32,
+    U8,
+    U32,
+    Gradient,
+    IndexFormat,
+    SparseForm,
+    ValueDtype,
+    share,
+)
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.fused import Fused
+from compressa.codecs.fused import Decoder, Encoder, Fused, Item
 from compressa.errors import ConfigError
-from compressa.kernels import topk
+from compressa.kernels import cuda, topk
 from compressa.kernels.scratch import scratch
 
 
@@ -90,7 +101,7 @@ class TopK(Codec):
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Unpack, check every index, and scatter."""
-        indices, values = self.form.read(as_array(payload), out.numel(), self.kept(out.numel()))
+        indices, values = self._read(as_array(payload), out.numel())
         topk.scatter_add(indices, values, as_array(out), weight=weight, check=False)
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
@@ -100,7 +111,12 @@ class TopK(Codec):
     @cached_property
     def fused(self) -> Fused:
         """Add the residual, select, and leave in the residual what was not sent."""
-        return Fused(encode_feedback=self._select)
+        return Fused(
+            encode_feedback=self._select,
+            encoder=self._encoder,
+            decoder=self._decoder,
+            lists_on_gpus=True,
+        )
 
     def _select(
         self,
@@ -110,12 +126,36 @@ class TopK(Codec):
         draw: Draw,
         loss_scale: float,
     ) -> int:
-        k, kept = self.kept(x.numel()), None if residual is None else as_array(residual)
-        packed = as_array(payload)
+        kept = None if residual is None else as_array(residual)
+        self._write(as_array(x), as_array(payload), kept, draw, loss_scale)
+        return payload.numel()
+
+    def _write(
+        self, x: Gradient, packed: U8, residual: F32 | None, draw: Draw, loss_scale: float
+    ) -> None:
+        k = self.kept(x.size)
         indices = scratch("sparse.indices", k, np.uint32, beside=packed)
         values = self.form.values(packed, k)
-        topk.select_top_k(as_array(x), k, indices, values, residual=kept, loss_scale=loss_scale)
-        sent = self.form.write(packed, x.numel(), indices, values)
-        if kept is not None and not self.form.lossless:
-            topk.return_unsent(kept, indices, values, sent, loss_scale=loss_scale)
-        return payload.numel()
+        topk.select_top_k(x, k, indices, values, residual=residual, loss_scale=loss_scale)
+        sent = self.form.write(packed, x.size, indices, values)
+        if residual is not None and not self.form.lossless:
+            topk.return_unsent(residual, indices, values, sent, loss_scale=loss_scale)
+
+    def _read(self, packed: U8, elems: int) -> tuple[U32, F32]:
+        return self.form.read(packed, elems, self.kept(elems))
+
+    def _put(self, held: tuple[U32, F32], out: F32, weight: float, add: bool) -> None:
+        if not add:
+            cuda.clear(out.view(np.uint8))
+        topk.scatter_add(*held, out, weight=weight, check=False)
+
+    @cached_property
+    def _ways(self) -> Ways:
+        """On arrays of a GPU."""
+        return Ways(encode=self._write, read=self._read, put=self._put)
+
+    def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder:
+        return RecordedEncoder(self, self._ways, items, payload, draws=False)
+
+    def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder:
+        return RecordedDecoder(self, self._ways, items)

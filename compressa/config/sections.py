@@ -336,6 +336,12 @@ class Engine(Section):
         "strategies that average parameters do so by themselves): each step keeps a copy of what "
         "it changes, as large as the residuals.",
     )
+    cuda_graphs: bool = Field(
+        default=False,
+        description="Whether what a unit launches on a GPU, if it is the same in each step, is "
+        "captured as a CUDA graph and started by one call (docs/guides/gpu.md). Not tried on a GPU "
+        "yet.",
+    )
 
 
 class Integrity(Section):

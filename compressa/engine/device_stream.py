@@ -28,7 +28,7 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.engine.start.cores import work_alone
-from compressa.errors import BackendUnavailable, PayloadError, StateError
+from compressa.errors import BackendUnavailable, ConfigError, PayloadError, StateError
 from compressa.kernels import KernelUnavailable, cuda
 from compressa.transports.gpu_threads import work_on
 
@@ -176,6 +176,7 @@ class CudaDeviceStream(DeviceStream):
     Args:
         device: The GPU.
         stream: The main stream; a new one if not given.
+        graphs: Whether what units launch again and again is captured as CUDA graphs.
 
     Attributes:
         stream: The main stream, as torch's.
@@ -187,8 +188,15 @@ class CudaDeviceStream(DeviceStream):
     threads = _GPU_THREADS
     asynchronous = True
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream | None = None,
+        *,
+        graphs: bool = False,
+    ) -> None:
         self.device, self.devices = device, [device]
+        self._launching = cuda.graphs if graphs else nullcontext
         with torch.cuda.device(device), resources_for(f"kernels on {device}"):
             cuda.check_available()
         self.stream = stream or torch.cuda.Stream(device, priority=-1)
@@ -275,7 +283,7 @@ class CudaDeviceStream(DeviceStream):
             return as_array(made[0].number).view(np.uint64)
 
         try:
-            with cuda.answers_later(make):
+            with cuda.answers_later(make), self._launching():
                 yield
         except BaseException:  # which tells what was wrong
             for answer in made:
@@ -353,19 +361,26 @@ def lacking(error: Exception, what: str) -> BackendUnavailable:
     )
 
 
-def device_stream_of(device: torch.device) -> DeviceStream:
+def device_stream_of(device: torch.device, *, graphs: bool = False) -> DeviceStream:
     """Return a new device stream on a device.
 
     Args:
         device: A CPU, or one GPU by its number.
+        graphs: As `CudaDeviceStream` takes it.
 
     Raises:
         BackendUnavailable: Kernels can not run there, or there are none for such a device.
+        ConfigError: There are no graphs on a CPU.
     """
+    if device.type == "cuda":
+        return CudaDeviceStream(device, graphs=graphs)
+    if graphs:
+        raise ConfigError(
+            f"engine.cuda_graphs = true, and the gradients are on a device of type {device.type!r},"
+            " which has no CUDA graphs; leave it out, or move the model to an NVIDIA GPU first"
+        )
     if device.type == "cpu":
         return DeviceStream()
-    if device.type == "cuda":
-        return CudaDeviceStream(device)
     raise BackendUnavailable(
         f"gradients are on a device of type {device.type!r}, and there are kernels for CPUs and "
         "NVIDIA GPUs only; move the model to one of these before you wrap it"

@@ -138,7 +138,8 @@ def _load(
         config = load_config(source, policy=policy)
         if config.trace.path is not None:
             place_of(config.trace.path)  # where nothing can be written, nothing begins
-        device_stream = device_stream_of(_device(config, _values(tensors)))
+        device = _device(config, _values(tensors))
+        device_stream = device_stream_of(device, graphs=config.engine.cuda_graphs)
         compressors = assign(config, infos)
         check(config)
         return config, infos, compressors, device_stream, None

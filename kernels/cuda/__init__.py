@@ -12,8 +12,19 @@ from .._backends import KernelUnavailable
 from ._device import CTA, Device, device
 from ._gpu import Host, serve
 from ._later import answers_come_later, answers_later, ask
+from ._recording import Recording, graphs
+from .bitpack import clear
 
-__all__ = ["Host", "answers_come_later", "answers_later", "check_available", "serve"]
+__all__ = [
+    "Host",
+    "Recording",
+    "answers_come_later",
+    "answers_later",
+    "check_available",
+    "clear",
+    "graphs",
+    "serve",
+]
 
 
 _SMALL, _ONE = np.float32(1e-45), np.float32(1)  # too small to be normal

@@ -7,13 +7,15 @@ the functions that launch them.
 from __future__ import annotations
 
 import re
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +28,28 @@ _WAVES = 16  # launches of more blocks than the GPU holds at once gain nothing: 
 
 Argument = Any
 """An array of the device, a NumPy scalar of the parameter's very type, None: a null pointer; or a
-`Table`."""
+`Struct`."""
+
+
+class Struct(ABC):
+    """What a kernel takes by value, with addresses of arrays in it."""
+
+    @abstractmethod
+    def filled(self, address: Callable[[Any], int]) -> npt.NDArray[Any]:
+        """Return an array of the one struct.
+
+        Args:
+            address: Tells where an array lies, for the kernel.
+        """
+
+    @cached_property
+    def on_gpu(self) -> npt.NDArray[Any]:
+        """The same, of arrays that say themselves where on a GPU they lie."""
+        return self.filled(lambda array: int(array.__cuda_array_interface__["data"][0]))
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class Table(Struct):
     """A struct that a kernel takes by value, with addresses of many arrays in it.
 
     Attributes:
@@ -44,11 +63,7 @@ class Table:
     numbers: Mapping[str, Sequence[int] | int]
 
     def filled(self, address: Callable[[Any], int]) -> npt.NDArray[Any]:
-        """Return an array of the one struct.
-
-        Args:
-            address: Tells where an array lies, for the kernel.
-        """
+        """See `Struct.filled`."""
         struct = np.zeros(1, self.layout)
         for field, arrays in self.arrays.items():
             known = [0 if array is None else address(array) for array in arrays]
@@ -60,10 +75,14 @@ class Table:
                 struct[field][0, : len(numbers)] = numbers
         return struct
 
-    @cached_property
-    def on_gpu(self) -> npt.NDArray[Any]:
-        """The same, of arrays that say themselves where on a GPU they lie."""
-        return self.filled(lambda array: array.__cuda_array_interface__["data"][0])
+
+class Launch(NamedTuple):
+    """A launch, as `Device.launch` takes it."""
+
+    source: str
+    name: str
+    blocks: int
+    arguments: tuple[Argument, ...]
 
 
 class Device(Protocol):
@@ -96,6 +115,15 @@ class Device(Protocol):
         """Wait for the current stream, and return the first of an array of integers."""
         ...
 
+    def graph(self, launches: Sequence[Launch]) -> Callable[[], object] | None:
+        """Capture launches, whose kernels have all been launched before.
+
+        Returns:
+            What starts all of them, in order, on the current stream of whoever calls it, with the
+            numbers and addresses that they have now; None if that can not be had.
+        """
+        ...
+
 
 def source_text(source: str) -> str:
     """Return a ``.cu`` file with what it includes in the place of the includes, each once."""
@@ -114,12 +142,23 @@ def source_text(source: str) -> str:
 _chosen: list[Device] = []
 
 
+class _Thread(threading.local):
+    """A thread's: an attribute that is always there is found sooner."""
+
+    notes: Device | None = None
+
+
+_thread = _Thread()
+
+
 def device() -> Device:
     """Return where kernels run now: on the current GPU.
 
     Raises:
         KernelUnavailable: There is none that can be used; the message names the fix.
     """
+    if _thread.notes is not None:
+        return _thread.notes
     if _chosen:
         return _chosen[-1]
     current: Device = _gpu().current()
@@ -142,6 +181,16 @@ def running_on(other: Device) -> Iterator[None]:
         yield
     finally:
         _chosen.pop()
+
+
+@contextmanager
+def noted_by(notes: Device) -> Iterator[None]:
+    """Have another device take what this thread launches for a while."""
+    before, _thread.notes = _thread.notes, notes
+    try:
+        yield
+    finally:
+        _thread.notes = before
 
 
 def launch(source: str, name: str, teams: int, threads: int, *arguments: Argument) -> None:

@@ -15,6 +15,10 @@ from __future__ import annotations
 import os
 import re
 import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from types import ModuleType
 from typing import Any, Protocol
@@ -25,11 +29,14 @@ import numpy.typing as npt
 from .._backends import KernelUnavailable
 from ..device_array import DeviceArray
 from ._compiled import machine_code
-from ._device import Argument
+from ._device import Argument, Launch
+from ._many import companion
 from ._parameters import Kernel
 
 _DEBUG = "launch"
 _TO_HOST = 2  # cudaMemcpyDeviceToHost
+_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+_NON_BLOCKING, _PRIORITY = 1, -1  # as the engine's streams, whose kernels these are
 _KERNEL = re.compile(rb"\0\.text\.(\w+)(?=\0)")
 """A section of machine code that holds a kernel."""
 
@@ -61,9 +68,10 @@ class _CuPyHost:
 
 
 class _Thread(threading.local):
-    """Whether a thread has the GPU's context, which the driver launches in."""
+    """Whether a thread has the GPU's context, which the driver launches in; where it captures."""
 
     has_context = False
+    captures: int | None = None  # the handle of a stream
 
 
 _hosts: list[Host] = []
@@ -72,6 +80,24 @@ _hosts: list[Host] = []
 def serve(host: Host) -> None:
     """Have all further launches use this library's streams and memory."""
     _hosts[:] = [host]
+
+
+class Graph:
+    """Launches that were captured; CUDA keeps what runs when this is let go.
+
+    Args:
+        runtime: CuPy's.
+        executable: The handle of the graph.
+        stream: Tells the current stream.
+    """
+
+    def __init__(self, runtime: Any, executable: int, stream: Callable[[], int]) -> None:
+        self._launch, self._executable, self._stream = runtime.graphLaunch, executable, stream
+        weakref.finalize(self, runtime.graphExecDestroy, executable).atexit = False
+
+    def __call__(self) -> None:
+        """Start all on the current stream."""
+        self._launch(self._executable, self._stream())
 
 
 class Gpu:
@@ -88,6 +114,7 @@ class Gpu:
         self._functions: dict[str, dict[str, Any]] = {}
         self._kernels: dict[tuple[str, str], Kernel] = {}
         self._thread = _Thread()
+        self._captures_none = False
         device = self._cupy.cuda.Device()
         self.processors = int(device.attributes["MultiProcessorCount"])
         debug = os.environ.get("COMPRESSA_DEBUG", "")
@@ -100,10 +127,7 @@ class Gpu:
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
         """See `Device.launch`."""
         host = _hosts[0] if _hosts else self._host
-        kernel = self._kernels.get((source, name))
-        if kernel is None:
-            function, start = self._loaded(source)[name], self._cupy.cuda.driver.launchKernel
-            kernel = self._kernels[source, name] = Kernel(function, start, arguments)
+        kernel = self._kernel(source, name, arguments)
         if not self._thread.has_context:
             self._cupy.cuda.runtime.memGetInfo()  # as CuPy does: any call gives it to the thread
             self._thread.has_context = True
@@ -137,6 +161,51 @@ class Gpu:
         runtime.streamSynchronize(stream)
         return int(number[0])
 
+    def graph(self, launches: Sequence[Launch]) -> Graph | None:
+        """See `Device.graph`; what can not be captured once is not tried again, with a warning."""
+        if self._start is not Kernel.start or self._captures_none:
+            return None
+        try:
+            return Graph(self._cupy.cuda.runtime, self._captured(launches), self._stream)
+        except Exception as error:
+            self._captures_none = True
+            warnings.warn(
+                f"no CUDA graph could be captured ({error}), so units go on by one launch after "
+                "the other; leave engine.cuda_graphs out, and please report what is in brackets",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def _captured(self, launches: Sequence[Launch]) -> int:
+        """Capture on a stream of the thread's own, to which nobody else gives anything."""
+        runtime, thread = self._cupy.cuda.runtime, self._thread
+        if thread.captures is None:
+            thread.captures = runtime.streamCreateWithPriority(_NON_BLOCKING, _PRIORITY)
+        runtime.streamBeginCapture(thread.captures, _THREAD_LOCAL)
+        try:
+            for source, name, blocks, arguments in launches:
+                self._kernel(source, name, arguments).start(blocks, arguments, thread.captures)
+        except BaseException:
+            with suppress(Exception):  # what was captured until then
+                runtime.graphDestroy(runtime.streamEndCapture(thread.captures))
+            raise
+        graph = runtime.streamEndCapture(thread.captures)
+        try:
+            return int(runtime.graphInstantiate(graph))
+        finally:
+            runtime.graphDestroy(graph)
+
+    def _stream(self) -> int:
+        return (_hosts[0] if _hosts else self._host).stream()
+
+    def _kernel(self, source: str, name: str, arguments: tuple[Argument, ...]) -> Kernel:
+        kernel = self._kernels.get((source, name))
+        if kernel is None:
+            function, start = self._loaded(source)[name], self._cupy.cuda.driver.launchKernel
+            kernel = self._kernels[source, name] = Kernel(function, start, arguments)
+        return kernel
+
     def _start_and_wait(
         self, kernel: Kernel, blocks: int, arguments: tuple[Argument, ...], stream: int
     ) -> None:
@@ -162,6 +231,8 @@ class Gpu:
             names = {found.decode() for found in _KERNEL.findall(path.read_bytes())}
             functions = {name: module.get_function(name).kernel for name in sorted(names)}
             self._functions[source] = functions
+            if other := companion(source):  # which of the two is launched depends on other vectors
+                self._loaded(other)
         return functions
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..device_array import DeviceArray
-from ._device import CTA, Argument, Table
+from ._device import CTA, Argument, Struct
 
 _SLOT_BYTES = 8  # each parameter begins at a multiple of what any of them is aligned to
 _Number = np.generic
@@ -80,7 +80,7 @@ def _value(argument: Argument) -> Any:
         return argument.pointer
     if argument is None:
         return 0
-    if isinstance(argument, Table):
+    if isinstance(argument, Struct):
         argument = argument.on_gpu
     if isinstance(argument, np.ndarray):
         if argument.size != 1:

@@ -102,6 +102,13 @@ KERNEL(find_disorder, CTA, (const u32* indices, i64 n, i64 end, u64* answer)) {
     answer_any(answer, found);
 }
 
+// What checks have found before, for whoever waits for this one; it begins anew.
+KERNEL(pass_answer, CTA, (u64* found, u64* answer)) {
+    bool fault = blockIdx.x == 0 && threadIdx.x == 0 && *found;
+    answer_any(answer, fault);
+    if (fault) *found = 0;
+}
+
 // A tile is so many words of 64 bits.
 KERNEL(count_tiles, CTA, (const u8* bitmap, i64 size, i64 tile, i64 tiles, i64* counts)) {
     i64 words = word_count<u64>(bitmap, size);

@@ -16,6 +16,11 @@ _TILES = 2048
 _WORD_BYTES = 8  # of a bitmap that is listed
 
 
+def clear(out: U8) -> None:
+    """Write zeros."""
+    launch("bitpack", "clear_bytes", *threads_for(out.size, 16), out, i64(out.size), None)
+
+
 def pack_bits(values: U32, width: int, out: U8) -> None:
     threads = threads_for(packed_bytes(values.size, width) + 3, 4)
     arguments = values, i64(values.size), np.int32(width), out, None
@@ -28,7 +33,7 @@ def unpack_bits(packed: U8, width: int, out: U32) -> None:
 
 
 def pack_bitmap(indices: U32, n: int, out: U8) -> None:
-    launch("bitpack", "clear_bytes", *threads_for(out.size, 16), out, i64(out.size), None)
+    clear(out)
     arguments = indices, i64(indices.size), out, i64(n)
     launch("bitpack", "set_bits", *threads_for(indices.size, 1), *arguments)
 

@@ -66,7 +66,7 @@ def plan_for(source: Source, sharding: Sharding) -> Plan:
         _check_gathers(sharding)
         found = assign_weights(config, sharding.gathered)
         weights = {p.name: _exact(found[p.name], p.dtype) for p in sharding.gathered}
-    stream = device_stream_of(sharding.device)
+    stream = device_stream_of(sharding.device, graphs=config.engine.cuda_graphs)
     return Plan(config, stream, codings, weights, compressors if replicas else {})
 
 

@@ -10,26 +10,35 @@ import gc
 import shutil
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from _gpu_units import (
+    HEADER,
+    RULE,
+    SIZES,
+    Unit,
+    counted_launches,
+    gradients_of,
+    layout_of,
+    same,
+    steps_of,
+)
 from emulated_streams import DEVICE
-from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu, on_gpu
+from emulated_torch import as_cuda, emulated_torch, on_cpu, on_gpu
 
-from compressa.aggregators.base import CPU, State, StepContext, World, whole_scopes
+from compressa.aggregators.base import CPU, StepContext
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.momentum import Momentum
-from compressa.aggregators.multi_tensor import MultiTensor
-from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs import QSGD, Codec, Int2, Int4, Int8, Natural, OneBit, TernGrad
 from compressa.codecs.fused import Fused
 from compressa.compressor import Compressor
 from compressa.errors import PayloadError
-from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import generator
 from compressa.testing.memory import same_bits
@@ -37,10 +46,6 @@ from compressa.wrappers import EF21, ErrorFeedback
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-SIZES = [1, 2, 40, 33, 700, 1, 96, 64, 5, 1031]
-MANY = 7 * SIZES  # more than a launch takes
-HEADER = "write_prefix"  # of each payload
-RULE = FeedbackRule()
 CODECS: dict[str, Codec] = {
     "int8": Int8(block=32),
     "int8-maxmin": Int8(block=32, mapping="maxmin"),
@@ -54,97 +59,10 @@ CODECS: dict[str, Codec] = {
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def launched() -> Iterator[Counter[str]]:
     """How often each kernel is launched."""
-    counts: Counter[str] = Counter()
-    launch = StreamedEmulated.launch
-
-    def counting(self: Any, source: str, name: str, blocks: int, arguments: Any) -> None:
-        counts[name] += 1
-        launch(self, source, name, blocks, arguments)
-
-    monkeypatch.setattr(StreamedEmulated, "launch", counting)
-    return counts
-
-
-def layout_of(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> Layout:
-    infos = [ParameterInfo(i, f"p{i}", (size,), dtype) for i, size in enumerate(sizes)]
-    return Layout(3, tuple(Segment(info, 0, info.elems) for info in infos))
-
-
-def gradients_of(sizes: Sequence[int], seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    random = generator(seed)
-    return [torch.randn(size, generator=random).to(dtype) for size in sizes]
-
-
-class Unit:
-    """One rank's unit, which encodes and takes the mean of what several ranks would send.
-
-    Attributes:
-        state: Its state.
-        scopes: What is tested.
-    """
-
-    def __init__(
-        self,
-        codec: Codec,
-        sizes: Sequence[int],
-        device: torch.device = DEVICE,
-        rule: FeedbackRule | None = None,
-        ranks: int = 2,
-        *,
-        at_once: bool | None = None,
-    ) -> None:
-        self.state = State(device)
-        world = World(0, ranks, 11, "all_gather", self.state)
-        scopes = whole_scopes(layout_of(sizes))
-        known = (
-            MultiTensor if at_once or (at_once is None and device != CPU) else lambda *args: None
-        )
-        with mock.patch("compressa.aggregators.scopes.MultiTensor", known):
-            self.scopes = ScopePayload(codec, 3, scopes, world, feedback=rule)
-        self._payloads = [self.scopes.buffer() for _ in range(ranks)]
-
-    def step(self, gradients: Sequence[torch.Tensor], context: StepContext) -> torch.Tensor:
-        """Encode to each rank's payload, average, and return the last payload."""
-        sent = [self.scopes.encode(gradients, context, payload) for payload in self._payloads]
-        self.scopes.average(sent, gradients, context)
-        return sent[-1]
-
-    def all_there(self, gradients: Sequence[torch.Tensor], *more: torch.Tensor) -> list[Any]:
-        """What is there after a step, as a CPU has it."""
-        found = [*gradients, *more, *self.state.vectors.values()]
-        if self.state.device == CPU:
-            return [x.clone() for x in found]
-        torch.cuda.synchronize()
-        return [on_cpu(x) for x in found]
-
-
-def same(ours: Sequence[torch.Tensor], due: Sequence[torch.Tensor]) -> bool:
-    return all(same_bits(a, b) for a, b in zip(ours, due, strict=True))
-
-
-def steps_of(
-    codec: Codec,
-    device: torch.device,
-    rule: FeedbackRule | None,
-    dtype: torch.dtype,
-    *,
-    at_once: bool | None = None,
-) -> list[list[Any]]:
-    """What each of three steps leaves; the gradients of the last lie elsewhere."""
-    unit, found = Unit(codec, MANY, device, rule, at_once=at_once), []
-    bucket: list[torch.Tensor] = []
-    for step in range(3):
-        new = gradients_of(MANY, step, dtype)
-        if step == 1:
-            for old, values in zip(bucket, new, strict=True):
-                old.copy_(values)
-        else:
-            bucket = new if device == CPU else [on_gpu(x) for x in new]
-        payload = unit.step(bucket, StepContext(step, loss_scale=8.0))
-        found.append(unit.all_there(bucket, payload))
-    return found
+    with counted_launches() as counts:
+        yield counts
 
 
 CASES = [
@@ -294,7 +212,7 @@ class Louder(Int8):
         return Fused()
 
 
-@pytest.mark.parametrize("codec", [Louder(block=32), Natural()], ids=["louder", "natural"])
+@pytest.mark.parametrize("codec", [Louder(block=32), Natural(levels=7)], ids=["louder", "dithered"])
 def test_codecs_that_do_otherwise_go_one_by_one(codec: Codec, launched: Counter[str]) -> None:
     found = []
     for device in (CPU, DEVICE):

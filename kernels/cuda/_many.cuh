@@ -1,0 +1,102 @@
+// Kernels of a source in another form: one launch does what several launches of a kernel would.
+//
+// A CTA does what a CTA of one of those launches would, with the arguments of that one: so each
+// gives the bits that it gives alone. To the kernels, `blockIdx` and `gridDim` are those of the
+// launch that a CTA stands for. The arguments of all are one parameter, so nothing is copied.
+//
+// Included before the source, whose KERNELs it redefines.
+#pragma once
+
+#include "_kernel.cuh"
+
+constexpr int MANY_BYTES = 4000;  // for arguments; parameters of a kernel have 4 KB; see _many.py
+
+template <class T>
+constexpr int SLOTS = int((sizeof(T) + 7) / 8);  // each argument begins at a multiple of 8 bytes
+
+template <class... A>
+struct Many {
+    static constexpr int EACH = (SLOTS<A> + ... + 0);
+    static constexpr int MOST = MANY_BYTES / (8 * EACH + 4);
+    u64 arguments[MOST][EACH];
+    int first_block[MOST + 1];
+    int count;
+};
+
+template <class... A>
+__device__ Many<A...> many_like(void (*)(A...));
+
+struct Place {
+    unsigned block, blocks;
+};
+
+// Of the CTA in the launch that it stands for.
+DEVICE Place& own_place() {
+    __shared__ Place place;
+    return place;
+}
+
+struct InGrid {
+    unsigned x;
+};
+
+// The launch that this CTA stands for. All threads of it come here.
+template <class AnyMany>
+DEVICE int own_launch(const AnyMany& many) {
+    int block = int(blockIdx.x), low = 0, high = many.count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (many.first_block[middle] <= block) low = middle;
+        else high = middle;
+    }
+    if (threadIdx.x == 0) {
+        int first = many.first_block[low];
+        own_place() = {unsigned(block - first), unsigned(many.first_block[low + 1] - first)};
+    }
+    __syncthreads();
+    return low;
+}
+
+// The next argument.
+template <class T>
+DEVICE T taken(const u64*& slots) {
+    T value = *reinterpret_cast<const T*>(slots);
+    slots += SLOTS<T>;
+    return value;
+}
+
+// What is in braces is worked out from left to right, as the arguments of a call need not be.
+template <auto KERNEL_FOR_ONE>
+struct Call {
+    template <class... A>
+    __device__ __forceinline__ Call(A... arguments) {
+        KERNEL_FOR_ONE(arguments...);
+    }
+};
+
+template <auto KERNEL_FOR_ONE, class... A>
+DEVICE void run_own(const Many<A...>& many) {
+    const u64* slots = many.arguments[own_launch(many)];
+    Call<KERNEL_FOR_ONE>{taken<A>(slots)...};
+}
+
+#ifndef ENTRY
+#define ENTRY(name, threads, parameters) \
+    extern "C" __global__ void __launch_bounds__(threads) name parameters
+#endif
+
+#undef KERNEL
+#undef CROWDED
+#define KERNEL(name, threads, parameters)                                                 \
+    DEVICE void name##_for_one parameters;                                                \
+    ENTRY(                                                                                \
+        name, threads,                                                                    \
+        (const __grid_constant__ decltype(many_like(&name##_for_one)) many)) {            \
+        run_own<&name##_for_one>(many);                                                   \
+    }                                                                                     \
+    DEVICE void name##_for_one parameters
+// Arguments that lie where a CTA finds out are in registers: there are none to spare.
+#define CROWDED(name, threads, ctas, parameters) KERNEL(name, threads, parameters)
+
+#define blockIdx (InGrid{own_place().block})
+#define gridDim (InGrid{own_place().blocks})

@@ -1,0 +1,265 @@
+"""Units whose kernels take one scope: their launches are noted once, and alike ones go together.
+
+What they leave is what a CPU leaves that takes scope by scope, bit for bit; also by CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from _gpu_units import (
+    HEADER,
+    MANY,
+    RULE,
+    SIZES,
+    Unit,
+    counted_launches,
+    gradients_of,
+    same,
+    steps_of,
+)
+from compressa.kernels import cuda
+from compressa.kernels.cuda import _many
+from emulated_streams import DEVICE
+from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_gpu
+
+from compressa.aggregators.base import CPU, StepContext
+from compressa.aggregators.feedback import FeedbackRule
+from compressa.arrays import as_array
+from compressa.codecs import Bf16, Codec, Fp8, Fp16, Natural, TopK
+from compressa.errors import PayloadError
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+CODECS: dict[str, Codec] = {
+    "topk": TopK(density=0.1),
+    "topk-bits": TopK(density=0.02, indices="bits", value_dtype="bfloat16"),
+    "topk-bitmap": TopK(density=0.3, indices="bitmap", value_dtype="float16"),
+    "fp8": Fp8(block=128),
+    "fp8-32": Fp8(block=32, format="e5m2"),
+    "natural": Natural(),
+    "fp16": Fp16(),
+    "bf16": Bf16(),
+}
+CASES = [
+    *((name, torch.float32, RULE) for name in CODECS),
+    *((name, torch.float32, None) for name in ("topk", "natural")),
+    *((name, torch.bfloat16, RULE) for name in ("topk", "fp8")),
+    ("topk-bits", torch.float16, None),
+    ("natural", torch.float16, None),
+]
+SIX = [3000, 64, 40_000, 256, 9000, 10]
+
+
+@pytest.mark.parametrize(("name", "dtype", "rule"), CASES)
+def test_scopes_leave_what_they_leave_one_by_one(
+    name: str, dtype: torch.dtype, rule: FeedbackRule | None
+) -> None:
+    due = steps_of(CODECS[name], CPU, rule, dtype, sizes=SIZES)
+    with emulated_torch():
+        found = steps_of(CODECS[name], DEVICE, rule, dtype, sizes=SIZES)
+    for ours, theirs in zip(found, due, strict=True):
+        assert same(ours, theirs)
+
+
+def test_more_scopes_than_a_launch_takes_go_by_several() -> None:
+    due = steps_of(CODECS["topk"], CPU, RULE, torch.float32, sizes=MANY)
+    with emulated_torch(), counted_launches() as launched:
+        found = steps_of(CODECS["topk"], DEVICE, RULE, torch.float32, sizes=MANY)
+    for ours, theirs in zip(found, due, strict=True):
+        assert same(ours, theirs)
+    assert launched["survey_once"] == 2 * 2 * 3  # of each payload and step
+
+
+def launches_of(codec: Codec, sizes: Sequence[int]) -> tuple[int, int]:
+    """How many an encode takes, and an average over two ranks, when that has been done before."""
+    with emulated_torch(), mock.patch.object(StreamedEmulated, "processors", 132):
+        unit = Unit(codec, sizes, rule=RULE, ranks=2)
+        gradients = [on_gpu(x) for x in gradients_of(sizes, 0, torch.float32)]
+        unit.step(gradients, StepContext(0))
+        payloads = [unit.scopes.buffer() for _ in range(2)]
+        with counted_launches() as launched, cuda.answers_later(number):
+            for payload in payloads:
+                unit.scopes.encode(gradients, StepContext(0), payload)
+            assert launched.pop(HEADER) == 2
+            encode = launched.total() // 2
+            for _ in range(2):
+                launched.clear()
+                unit.scopes.average(payloads, gradients, StepContext(0))
+            return encode, launched.total()
+
+
+def number() -> Any:
+    """A cleared number on the GPU, which checks set."""
+    return as_array(torch.zeros(1, dtype=torch.int64, device=DEVICE)).view(np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("codec", "counts"),
+    [
+        # Seven select, three write indices; one clears the sums, six read indices, and two for
+        # each rank add; the last passes on what a check has found.
+        (TopK(density=0.01), (7 + 3, 1 + 6 + 2 * 2 + 1)),
+        (Fp8(), (1, 1)),
+        (Natural(), (1, 1)),
+        (Fp16(), (1, 1)),
+    ],
+    ids=["topk", "fp8", "natural", "fp16"],
+)
+def test_six_scopes_take_as_many_launches_as_one(codec: Codec, counts: tuple[int, int]) -> None:
+    assert launches_of(codec, SIX) == launches_of(codec, SIX[2:3]) == counts
+
+
+def test_what_fills_the_gpu_by_itself_goes_alone() -> None:
+    with emulated_torch(), counted_launches() as launched:
+        unit = Unit(Fp8(block=128), [64, 3000, 700], ranks=1)  # of 1, 3 and 1 blocks
+        with mock.patch.object(_many, "_FILLING", 2):
+            payload = unit.scopes.buffer()
+            gradients = [on_gpu(x) for x in gradients_of([64, 3000, 700], 0, torch.float32)]
+            unit.scopes.encode(gradients, StepContext(0), payload)
+    assert launched["quantize_of_128"] == 2
+
+
+class Bench:
+    """A unit on an emulated GPU beside the same on a CPU, step by step, whose graphs are counted.
+
+    Attributes:
+        captured: How many graphs were made.
+        replayed: How often one was started.
+    """
+
+    def __init__(self, codec: Codec, ranks: int = 2) -> None:
+        self.unit, self._due = (Unit(codec, SIZES, place, RULE, ranks) for place in (DEVICE, CPU))
+        self.captured = self.replayed = 0
+        self._steps = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        graph = StreamedEmulated.graph
+
+        def noted(device: Any, launches: Any) -> Callable[[], None]:
+            self.captured += 1
+            replay = graph(device, launches)
+
+            def again() -> None:
+                self.replayed += 1
+                replay()
+
+            return again
+
+        with mock.patch.object(StreamedEmulated, "graph", noted), cuda.graphs():
+            yield
+
+    def step(self, bucket: torch.Tensor, loss_scale: float = 1.0) -> None:
+        """A step with other gradients in a bucket; its bits are those of the CPU."""
+        context = StepContext(self._steps, loss_scale=loss_scale)
+        values = gradients_of(SIZES, self._steps, torch.float32)
+        for own, x in zip(bucket.split(SIZES), values, strict=True):
+            own.copy_(x)
+        given = list(as_cuda(bucket).split(SIZES))
+        found = self.unit.all_there(given, self.unit.step(given, context))
+        assert same(found, self._due.all_there(values, self._due.step(values, context)))
+        self._steps += 1
+
+
+def test_what_is_launched_for_the_third_time_is_captured_and_replayed_from_then_on() -> None:
+    with emulated_torch():
+        bench, bucket = Bench(CODECS["topk"]), torch.zeros(sum(SIZES))
+        with bench.counted():
+            for captured, replayed in ((0, 0), (0, 0), (3, 3), (3, 6), (3, 9)):
+                bench.step(bucket)
+                # Two payloads are encoded, and their mean is decoded.
+                assert (bench.captured, bench.replayed) == (captured, replayed)
+        bench.step(bucket)  # as outside of the engine's threads
+        assert bench.replayed == 9
+
+
+def test_buffers_that_move_are_captured_anew_and_old_addresses_are_never_replayed() -> None:
+    with emulated_torch():
+        bench, buckets = Bench(CODECS["topk"]), [torch.zeros(sum(SIZES)) for _ in range(2)]
+        with bench.counted():
+            for _ in range(4):
+                bench.step(buckets[0])
+            assert (bench.captured, bench.replayed) == (3, 6)
+            for _ in range(2):
+                bench.step(buckets[1])
+                assert (bench.captured, bench.replayed) == (3, 6)
+            buckets[0].fill_(torch.nan)
+            bench.step(buckets[1])
+            assert (bench.captured, bench.replayed) == (6, 9)
+            assert buckets[0].isnan().all()
+            state = bench.unit.state
+            for name, residual in state.vectors.items():  # as a checkpoint does
+                state.vectors[name] = residual.clone()
+            bench.step(buckets[1])
+            assert (bench.captured, bench.replayed) == (6, 10)  # only the mean's
+
+
+def test_a_loss_scale_that_changes_is_noted_and_captured_anew() -> None:
+    with emulated_torch():
+        bench, bucket = Bench(CODECS["topk"]), torch.zeros(sum(SIZES))
+        with bench.counted():
+            for scale in (1.0, 1.0, 1.0, 64.0, 64.0, 64.0):
+                bench.step(bucket, scale)
+        assert (bench.captured, bench.replayed) == (5, 8)
+
+
+def test_one_launch_and_numbers_of_each_step_are_no_graph() -> None:
+    for codec in (Natural(), Fp8(block=128)):
+        with emulated_torch(), mock.patch.object(StreamedEmulated, "processors", 132):
+            bench, bucket = Bench(codec), torch.zeros(sum(SIZES))
+            with bench.counted():
+                for _ in range(5):
+                    bench.step(bucket)
+            assert bench.captured == 0
+
+
+@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_check_tells_once_what_was_wrong(later: bool, replayed: bool) -> None:
+    with emulated_torch(), cuda.graphs() if replayed else nullcontext():
+        unit = Unit(TopK(density=0.1, indices="bits"), SIZES)
+        gradients = [on_gpu(x) for x in gradients_of(SIZES, 0, torch.float32)]
+        payload = unit.scopes.encode(gradients, StepContext(0), unit.scopes.buffer())
+        for _ in range(3):
+            unit.scopes.average([payload], gradients, StepContext(0))
+        good = payload.clone()
+        payload[24:].fill_(0xFF)
+        if not later:
+            with pytest.raises(PayloadError, match="topk: what a payload holds"):
+                unit.scopes.average([payload], gradients, StepContext(0))
+        else:
+            found = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+            for content, due in ((payload.clone(), 1), (good, 0), (payload.clone(), 1)):
+                payload.copy_(content)
+                found.zero_()
+                with cuda.answers_later(lambda: as_array(found).view(np.uint64)):
+                    unit.scopes.average([payload], gradients, StepContext(0))
+                assert found.item() == due
+        payload.copy_(good)
+        unit.scopes.average([payload], gradients, StepContext(0))
+
+
+def test_gradients_and_residuals_that_are_let_go_are_not_kept() -> None:
+    with emulated_torch():
+        unit, gone = Unit(CODECS["topk"], SIZES, rule=RULE), []
+        for step in range(6):
+            gradients = [on_gpu(x) for x in gradients_of(SIZES, step, torch.float32)]
+            state = unit.state
+            state.vectors = {name: residual.clone() for name, residual in state.vectors.items()}
+            unit.step(gradients, StepContext(step))
+            torch.cuda.synchronize()
+            gone += [weakref.ref(x) for x in (*gradients, *unit.state.vectors.values())]
+        unit.state.vectors.clear()
+        del gradients, state
+        gc.collect()
+        assert not [x for x in gone if x() is not None]
