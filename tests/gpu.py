@@ -7,7 +7,8 @@ in a process of its own; `first`: versions, denormal numbers, and a fork after a
 engine exchanges with itself over NCCL, the hook runs over Gloo and TCP with two ranks that share
 the GPU, codecs on its tensors are compared with those of the CPU, and kernels with the reference;
 `measurement`: `python -m benchmarks kernels --device cuda`; `selection` from 10^8 elements beside
-other work, against `torch.topk`; `training` of the demo's tasks by two ranks; `sanitizer`:
+other work, against `torch.topk`; `graphs`: units by CUDA graphs against single launches, and the
+host's time; `training` of the demo's tasks by two ranks; `sanitizer`:
 compute-sanitizer's memcheck and racecheck of `interplay`, if it is installed. Each has a limit of
 its own, and all end after ten minutes, or what --minutes says; what was not reached is listed.
 
@@ -56,6 +57,7 @@ LIMITS_S = {
     "checks": 150.0,
     "measurement": 170.0,
     "selection": 60.0,
+    "graphs": 60.0,
     "training": 60.0,
     "sanitizer": 300.0,
 }
@@ -241,6 +243,11 @@ def selection(site: Path, limit_s: float) -> Iterator[State]:
     yield from alone([[sys.executable, str(FIRST), "selection"]], limit_s, site)
 
 
+def graphs(site: Path, limit_s: float) -> Iterator[State]:
+    """Compare units by CUDA graphs with units by single launches."""
+    yield from alone([[sys.executable, str(FIRST), "graphs"]], limit_s, site)
+
+
 def interplay(site: Path, limit_s: float) -> Iterator[State]:
     """Compare the kernels that wait for each other most with the reference."""
     yield from alone([[*PYTEST, "--tb=short", *map(str, INTERPLAY)]], limit_s, site)
@@ -330,6 +337,7 @@ PARTS: dict[str, Callable[[Path, float], Iterator[State]]] = {
     "checks": checks,
     "measurement": measurement,
     "selection": selection,
+    "graphs": graphs,
     "training": training,
     "sanitizer": sanitizer,
 }

@@ -1,9 +1,10 @@
-# python tests/gpu_first.py basics | fork | selection
+# python tests/gpu_first.py basics | fork | selection | graphs
 """What a new GPU is tried with first, one command each.
 
 `basics`: the driver, NVRTC, and whether numbers too small to be normal survive. `fork`: a process
 that has imported everything forks, and the child works on the GPU, which no import may have begun
 to use. `selection`: top-k of 10^8 elements beside other work, 50 times, against `torch.topk`.
+`graphs`: units of top-k by CUDA graphs and by single launches: the same bits, and the host's time.
 """
 
 from __future__ import annotations
@@ -12,18 +13,27 @@ import importlib
 import os
 import pkgutil
 import sys
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from compressa.kernels import cuda
 from compressa.kernels.topk import select_top_k
 
 import compressa
+from compressa.aggregators.base import State, StepContext, World, whole_scopes
+from compressa.aggregators.feedback import FeedbackRule
+from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import as_array
+from compressa.codecs import TopK
+from compressa.parameters import Layout, ParameterInfo, Segment
 
 ELEMS, TIMES = 10**8, 50
 DENSITY = 0.01
+SIZES = (3000, 64, 40_000, 256, 9000, 10)
 
 
 def basics() -> None:
@@ -112,7 +122,69 @@ def selection() -> None:
     print(f"top-k of {ELEMS:,} elements, {TIMES} times: what torch.topk finds")
 
 
-COMMANDS = {"basics": basics, "fork": fork, "selection": selection}
+class Unit:
+    """Parameters of a model that are compressed and decoded together, again and again.
+
+    Args:
+        device: Where they are.
+        graphed: Whether launches that come back are CUDA graphs.
+    """
+
+    def __init__(self, device: torch.device, *, graphed: bool) -> None:
+        infos = [ParameterInfo(i, str(i), (size,)) for i, size in enumerate(SIZES)]
+        layout = Layout(0, tuple(Segment(info, 0, info.elems) for info in infos))
+        self._state = State(device)
+        world = World(0, 2, 0, "all_gather", self._state)
+        codec, scopes, rule = TopK(density=DENSITY), whole_scopes(layout), FeedbackRule()
+        self._scopes = ScopePayload(codec, 0, scopes, world, feedback=rule)
+        self._payloads = [self._scopes.buffer() for _ in range(2)]
+        self._buckets = [torch.zeros(sum(SIZES), device=device) for _ in range(2)]
+        self._graphed = graphed
+        self._found = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def step(self, bucket: int) -> None:
+        """Encode what one of two buckets holds, and write the mean over it."""
+        gradients, context = self._buckets[bucket].split(SIZES), StepContext(0)
+        later = cuda.answers_later(lambda: as_array(self._found).view(np.uint64))
+        with later, cuda.graphs() if self._graphed else nullcontext():
+            for payload in self._payloads:
+                self._scopes.encode(gradients, context, payload)
+            self._scopes.average(self._payloads, gradients, context)
+
+    def trained(self) -> list[torch.Tensor]:
+        """What is left of steps whose gradients lie elsewhere after a while, and come back."""
+        left, random = [], torch.Generator().manual_seed(0)
+        for bucket in (0,) * 5 + (1,) * 5 + (0,) * 2:
+            self._buckets[bucket].copy_(torch.randn(sum(SIZES), generator=random))
+            self.step(bucket)
+            left.append(self._buckets[bucket].cpu())
+        return [*left, *(residual.cpu() for residual in self._state.vectors.values())]
+
+    def host_s(self) -> float:
+        """The host's seconds for a step, of which the GPU does one at a time."""
+        spent_s = 0.0
+        for _ in range(TIMES):
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            self.step(0)
+            spent_s += time.perf_counter() - began_s
+        return spent_s / TIMES
+
+
+def graphs() -> None:
+    """Compare bits and the host's time with CUDA graphs and without.
+
+    Raises:
+        AssertionError: A bit differs.
+    """
+    single, graphed = (Unit(torch.device("cuda", 0), graphed=each) for each in (False, True))
+    for ours, due in zip(graphed.trained(), single.trained(), strict=True):
+        assert torch.equal(ours, due), "a unit by CUDA graphs has other bits"
+    spent = [f"{1e6 * unit.host_s():.0f} us" for unit in (single, graphed)]
+    print("the host, for two payloads and a mean: {} by launches, {} by graphs".format(*spent))
+
+
+COMMANDS = {"basics": basics, "fork": fork, "selection": selection, "graphs": graphs}
 
 if __name__ == "__main__":
     COMMANDS[sys.argv[1]]()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from compressa.kernels.topk import select_top_k
 from cuda_occupancy import STREAMS
+from emulated_torch import StreamedEmulated, emulated_torch
 from gpu_first import busy_selection, check_selection
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "gpu.md"
@@ -35,6 +36,21 @@ def test_a_selection_that_is_wrong_is_noticed(
     monkeypatch.setattr(gpu_first, "select_top_k", wrong)
     with pytest.raises(AssertionError, match=why):
         check_selection(torch.randn(1000), 10)
+
+
+def test_units_by_graphs_are_compared_with_units_by_launches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_first, "TIMES", 2)
+    with emulated_torch():
+        gpu_first.graphs()
+    assert "us by graphs" in capsys.readouterr().out
+    replay = StreamedEmulated.graph
+    monkeypatch.setattr(
+        StreamedEmulated, "graph", lambda self, launches: replay(self, launches[:-1])
+    )
+    with emulated_torch(), pytest.raises(AssertionError, match="has other bits"):
+        gpu_first.graphs()
 
 
 def test_a_sanitizer_runs_each_tool_without_pools_of_memory_and_may_be_missing(

@@ -44,9 +44,12 @@ GATHERED = {"kind": "all_gather"}
 class Training:
     """An engine, and gradients of four units, each of which NCCL may be told to hold up."""
 
-    def __init__(self, compressor: Compressor, exchange: dict[str, Any]) -> None:
+    def __init__(
+        self, compressor: Compressor, exchange: dict[str, Any], *, graphs: bool = False
+    ) -> None:
         self.group = Fabric(1).ranks[0]
-        self.engine = engine_of(compressor, exchange, CudaDeviceStream(DEVICE), self.group)
+        device_stream = CudaDeviceStream(DEVICE, graphs=graphs)
+        self.engine = engine_of(compressor, exchange, device_stream, self.group)
         self.values = values()
         self.gradients = {name: on_gpu(x) for name, x in self.values.items()}
         units = [unit.names for unit in self.engine._phase.units]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,10 @@ class FakeCuPy(SimpleNamespace):
     Attributes:
         launched: Name, grid, block and stream of every launch.
         compiled: Name of every source that was compiled.
+        captures: What was launched on streams that are captured.
+        graphs: What was captured, and not let go.
+        executables: What can be started of it.
+        no_graph: Why nothing can be.
         does: What kernels of some names do, given the address of their parameters' addresses.
         names: Name of every kernel that was loaded.
         loaded: Every file of machine code that was loaded.
@@ -49,12 +54,24 @@ class FakeCuPy(SimpleNamespace):
         self.place = 4096
         self.compiler: Exception | None = None
         self.compiles_s = 0.0
+        self.captures: dict[int, list[tuple[Any, ...]]] = {}
+        self.graphs: dict[int, list[tuple[Any, ...]]] = {}
+        self.executables: dict[int, list[tuple[Any, ...]]] = {}
+        self.no_graph: Exception | None = None
+        self._handles = itertools.count(100)
         runtime = SimpleNamespace(
             getDeviceCount=self._count,
             getDevice=lambda: 0,
             memGetInfo=lambda: self.bound.add(threading.get_ident()),
             memcpyAsync=self._copy,
             streamSynchronize=lambda stream: self.launched.append(("wait", stream)),
+            streamCreateWithPriority=self._stream,
+            streamBeginCapture=self._begin,
+            streamEndCapture=self._end,
+            graphInstantiate=self._instantiate,
+            graphDestroy=self.graphs.pop,
+            graphExecDestroy=self.executables.pop,
+            graphLaunch=self._replay,
         )
         self.cuda = SimpleNamespace(
             runtime=runtime,
@@ -91,8 +108,35 @@ class FakeCuPy(SimpleNamespace):
         *sizes, shared, stream, parameters, extra = given
         assert (shared, extra) == (0, 0)
         name = self.names[function - 1]
-        self.launched.append((name, tuple(sizes[:3]), tuple(sizes[3:]), stream))
+        noted = name, tuple(sizes[:3]), tuple(sizes[3:]), stream
+        if stream in self.captures:
+            self.captures[stream].append(noted)
+            return
+        self.launched.append(noted)
         self.does.get(name, lambda _: None)(parameters)
+
+    def _stream(self, flags: int, priority: int) -> int:
+        assert (flags, priority) == (1, -1)  # one that waits for no other, as urgent as the engine
+        return next(self._handles)
+
+    def _begin(self, stream: int, mode: int) -> None:
+        assert mode == 1  # what other threads call breaks nothing
+        assert stream not in self.captures
+        self.captures[stream] = []
+
+    def _end(self, stream: int) -> int:
+        graph = next(self._handles)
+        self.graphs[graph] = self.captures.pop(stream)
+        return graph
+
+    def _instantiate(self, graph: int) -> int:
+        if self.no_graph is not None:
+            raise self.no_graph
+        self.executables[executable := next(self._handles)] = self.graphs[graph]
+        return executable
+
+    def _replay(self, executable: int, stream: int) -> None:
+        self.launched.append(("graph", [name for name, *_ in self.executables[executable]], stream))
 
     def _copy(self, to: int, source: int, size_bytes: int, kind: int, stream: int) -> None:
         assert (kind, stream) == (2, 7)
