@@ -197,6 +197,8 @@ class KernelCodec(Codec):
 
     def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
         if self.recorded:
+            if not (self.takes_half or all(x.values.dtype is torch.float32 for x in items)):
+                return None  # what is widened lies elsewhere in each step
             return RecordedEncoder(self, self._ways, items, payload, draws=self.stochastic)
         form = self.block_form
         if form is None or not fits_one_call(items):

@@ -56,6 +56,7 @@ CASES = [
     *((name, torch.bfloat16, RULE) for name in ("topk", "fp8")),
     ("topk-bits", torch.float16, None),
     ("natural", torch.float16, None),
+    ("bf16", torch.bfloat16, None),
 ]
 SIX = [3000, 64, 40_000, 256, 9000, 10]
 
