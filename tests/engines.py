@@ -21,8 +21,14 @@ def engine_over(
     config: Config | None = None,
     transport: Transport | None = None,
     device_stream: DeviceStream | None = None,
+    in_stream_order: bool = False,
 ) -> Engine:
     """Start an engine over a transport, in a world of one unless it is given."""
-    session = Session(config or Config(), transport or Alone(), device_stream=device_stream)
+    session = Session(
+        config or Config(),
+        transport or Alone(),
+        device_stream=device_stream,
+        in_stream_order=in_stream_order,
+    )
     with session.closed_on_error():
         return Engine(session, parameters, compressors)

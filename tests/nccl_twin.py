@@ -67,7 +67,12 @@ class _After:
 
 
 def engine_of(
-    compressor: Compressor, exchange: Mapping[str, Any], device_stream: DeviceStream, inner: Any
+    compressor: Compressor,
+    exchange: Mapping[str, Any],
+    device_stream: DeviceStream,
+    inner: Any,
+    *,
+    in_stream_order: bool = False,
 ) -> Engine:
     """Start an engine of a few units.
 
@@ -76,13 +81,20 @@ def engine_of(
         exchange: Settings.
         device_stream: Where it works.
         inner: The group of NCCL that twins use; None for a world of one without exchanges.
+        in_stream_order: Whether others use that group, too.
     """
     transport = None
     if inner is not None:
         assert isinstance(device_stream, CudaDeviceStream)
         group: Any = TwinGroup(inner)
         transport = NcclTransport(
-            group, 1, device_stream.stream, 60.0, lambda error: None, lambda seconds: None
+            group,
+            1,
+            device_stream.stream,
+            60.0,
+            lambda error: None,
+            lambda seconds: None,
+            shared=in_stream_order,
         )
     net = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(COUNT)))
     return engine_over(
@@ -91,6 +103,7 @@ def engine_of(
         config=config_of(exchange),
         transport=transport,
         device_stream=device_stream,
+        in_stream_order=in_stream_order,
     )
 
 

@@ -61,13 +61,17 @@ def train_over_nccl(*, config: Any, steps: int) -> list[list[str]]:
     return result
 
 
-def train_a_twin_over_nccl(*, compressor: Any, exchange: dict[str, Any]) -> list[str]:
+def train_a_twin_over_nccl(
+    *, compressor: Any, exchange: dict[str, Any], in_stream_order: bool
+) -> list[str]:
     """Have an engine exchange by NCCL with one that has the same; return digests of the means."""
     torch.cuda.set_device(0)
     assert dist.group.WORLD is not None
     group = process_groups.new_group(Config(), dist.group.WORLD, "nccl", "a test")
     device_stream = CudaDeviceStream(torch.device("cuda", 0))
-    engine = nccl_twin.engine_of(compressor, exchange, device_stream, group)
+    engine = nccl_twin.engine_of(
+        compressor, exchange, device_stream, group, in_stream_order=in_stream_order
+    )
     gradients = {name: x.cuda() for name, x in nccl_twin.values().items()}
     result = [digest(x) for x in nccl_twin.means(engine, gradients)]
     engine.close()
@@ -364,14 +368,16 @@ TWINS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("case", TWINS.values(), ids=TWINS)
+@pytest.mark.parametrize(
+    ("name", "in_stream_order"), [*((name, False) for name in TWINS), ("gathered", True)]
+)
 def test_an_engine_over_nccl_agrees_with_its_twin(
-    case: tuple[Any, dict[str, Any]], fresh: Callable[[int], Group]
+    name: str, in_stream_order: bool, fresh: Callable[[int], Group]
 ) -> None:
-    compressor, exchange = case
+    compressor, exchange = TWINS[name]
     due = [digest(x) for x in nccl_twin.alone(compressor, exchange)]
-    job = train_a_twin_over_nccl
-    assert fresh(1).run(job, compressor=compressor, exchange=exchange) == [due]
+    settings = {"compressor": compressor, "exchange": exchange, "in_stream_order": in_stream_order}
+    assert fresh(1).run(train_a_twin_over_nccl, **settings) == [due]
 
 
 @pytest.mark.ranks

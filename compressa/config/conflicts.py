@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from compressa.bias import TYPICAL_ELEMS
 from compressa.codecs._zstandard import missing_library
-from compressa.codecs.base import Biased, Codec, Fixed, Unbiased
+from compressa.codecs.base import Biased, Bounded, Codec, Fixed, Unbiased
 from compressa.codecs.entropy import can_shorten
 from compressa.compressor import Compressor, Granularity
 from compressa.config.fsdp import fsdp_conflicts
@@ -34,6 +34,7 @@ def conflicts(config: Settings) -> list[Mistake]:
         found += _sum_conflicts(use, config.exchange.kind)
         found += _estimate_conflicts(use, config.exchange.kind)
     found += _entropy_conflicts(config, uses)
+    found += _order_conflicts(config, uses)
     found += _pace_conflicts(config)
     found += _momentum_conflicts(config)
     found += _trace_conflicts(config)
@@ -193,6 +194,36 @@ def _entropy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
             "way, or exchanged in rounds of its own; use 0",
             (_KIND, *(use.path for use in uses)),
         )
+
+
+def _order_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
+    """Whoever shares the model's process group launches all at once, and waits for no number."""
+    transport, place = config.exchange.transport, ("exchange", "order")
+    if config.exchange.order == "own":
+        return
+    if not any(row.device for row in meant(transport)):
+        yield Mistake(
+            place,
+            f'is "stream", but exchange.transport = "{transport}" launches nothing on a GPU: it '
+            'meets no collective there; use "own"',
+            (_TRANSPORT,),
+        )
+    strategy = config.strategy and config.strategy.name
+    if strategy not in (None, "hook"):
+        yield Mistake(
+            place,
+            f'is "stream", which is for the hook, but strategy.name is "{strategy}"; use "own"',
+            (("strategy", "name"),),
+        )
+    for use in uses:
+        codec = use.compressor
+        if isinstance(codec, Codec) and isinstance(codec.size, Bounded):
+            yield Mistake(
+                place,
+                f'is "stream", but payloads of {codec.name} vary in length, which the host waits '
+                'for; use "own", or topk, whose payloads do not',
+                (use.path,),
+            )
 
 
 _NO_VELOCITY = {

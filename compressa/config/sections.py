@@ -135,6 +135,13 @@ class Exchange(Section):
         "sums a part and shares it compressed; per_hop: payloads are decoded, added and encoded "
         "anew at every hop of exchange.algorithm.",
     )
+    order: Literal["own", "stream"] = Field(
+        default="own",
+        description="own: exchanges by NCCL have a communicator of their own, beside the "
+        "collectives of the model's; stream: the thread that hands gradients over launches them "
+        "on the model's process group, in one order with its own collectives "
+        "(docs/guides/gpu.md). Not tried on a GPU yet.",
+    )
     algorithm: Annotated[str, OneOf(ALGORITHMS, ("auto", "backend", "hierarchical"))] = Field(
         default="auto",
         description="How sums of plain values cross the network (compressor none, fp16, bf16, and "

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from compressa.engine.control.deferred_error import DeferredError
 from compressa.engine.control.waits import Wait
 from compressa.engine.device_stream import LACKS, DeviceStream, Mark, Ticket, lacking
 from compressa.engine.driver import Carried, ComputeDone, Driver
+from compressa.engine.inline import Inline
 from compressa.engine.sharing.gate import Gate
 from compressa.engine.task import Task, at
 from compressa.errors import CompressaError, Timeout, TransportError
@@ -41,6 +43,9 @@ class Communication:
         verdict: Called once, on the communication thread, with the first error; tells the other
             ranks, and returns the error that it amounts to.
         device_stream: What all these threads work on.
+        inline: Whether programs run on the thread that starts them instead, each as far as it goes
+            before `start` returns: for an early transport whose launches have a place among others
+            of that thread.
 
     Attributes:
         post: Has a function called on the communication thread; from any thread. What that raises
@@ -55,8 +60,11 @@ class Communication:
         deadline_s: float,
         verdict: Callable[[CompressaError], CompressaError],
         device_stream: DeviceStream,
+        *,
+        inline: bool = False,
     ) -> None:
         self._transport = transport
+        self._inline = Inline(device_stream) if inline else None
         self._verdict = verdict
         self._failed = DeferredError()
         self._computed: Computed = _ignore
@@ -71,7 +79,12 @@ class Communication:
         )
         self._team = Team(self._pool, threads)  # what idles helps with a large unit
         self._driver = Driver(
-            transport, self._compute, self.post, time.perf_counter, deadline_s, device_stream
+            transport,
+            self._compute,
+            self._inline.run if self._inline else self.post,
+            time.perf_counter,
+            deadline_s,
+            device_stream,
         )
         self._gate: Gate | None = None
         self._reason: CompressaError | None = None
@@ -162,16 +175,27 @@ class Communication:
             plan: The total order of (unit, stage).
             ordered: Those that all ranks launch in one order.
         """
-        self.post(partial(self._driver.follow, plan, ordered))
+        self._drive(partial(self._driver.follow, plan, ordered))
 
     def start(self, task: Task) -> None:
         """Begin a program; from any thread, and without waiting.
 
         Args:
-            task: Its `finished` is called on the communication thread, with None or the error.
+            task: Its `finished` is called on the communication thread, with None or the error; or,
+                where programs run inline, on the one that starts the last that it waits for.
         """
         task.idle_since_s = time.perf_counter()
-        self.post(partial(self._start, task))
+        self._drive(partial(self._start, task))
+
+    def _drive(self, call: Callable[[], None]) -> None:
+        """Have the driver called on the thread that drives it."""
+        if self._inline is None:
+            self.post(call)
+            return
+        try:
+            self._inline.run(call)
+        except Exception as error:  # as on the communication thread
+            self.fail(wrapped(error))
 
     def fail(self, error: CompressaError) -> None:
         """End everything under way with an error; only the first one counts.
@@ -271,11 +295,12 @@ class Communication:
         Args:
             passed_s: Since the last look.
         """
-        if passed_s > _TICK_S + _BRIEF_S:  # what came meanwhile lies unread
-            self._driver.excuse(passed_s)
-        error = self._driver.expired()
-        if error is not None:
-            self._fail(error)
+        if self._inline is None:  # else the transport knows alone, and the driver is another's
+            if passed_s > _TICK_S + _BRIEF_S:  # what came meanwhile lies unread
+                self._driver.excuse(passed_s)
+            error = self._driver.expired()
+            if error is not None:
+                self._fail(error)
         self._device_stream.check_received()
 
     def _fail(self, error: CompressaError) -> None:
@@ -286,15 +311,17 @@ class Communication:
         if not isinstance(self._error, Timeout):  # which says it itself
             self._error.locate(self._driver.position)
         try:
-            # Nothing may write to gradients any more when their owners hear of it.
+            # Nothing may write to gradients any more when their owners hear of it. Whoever waits
+            # in the transport goes on, and no longer keeps the driver.
             self._transport.fail(self._error)
         finally:  # and they must hear of it, whatever became of the transport
-            self._driver.fail(self._error)
+            with self._inline.alone() if self._inline else nullcontext():
+                self._driver.fail(self._error)
             self._failed(self._error)
             self._settled.set()
 
     def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:
-        if operation.quick:
+        if operation.quick or self._inline is not None:
             done(*self._work(task, operation))
         else:
             self._pool.submit(lambda: self.post(partial(done, *self._work(task, operation))))

@@ -15,7 +15,7 @@ from compressa.engine.device_stream import DeviceStream
 from compressa.engine.engine import Engine
 from compressa.engine.session import Session, given_up_on_error
 from compressa.engine.start import link_file, process_groups, startup
-from compressa.errors import CompressaError
+from compressa.errors import CompressaError, ConfigError
 from compressa.parameters import ParameterInfo
 from compressa.transports.alone import Alone
 from compressa.transports.table import TRANSPORTS
@@ -30,6 +30,7 @@ def open_session(
     device_stream: DeviceStream | None = None,
     failure: CompressaError | None = None,
     link: bool = False,
+    in_stream_order: bool = False,
     caller: str = "open_session",
 ) -> Session:
     """Open the channels, and compare what the ranks want. Collective over a process group.
@@ -43,6 +44,8 @@ def open_session(
         device_stream: As `Session` takes it.
         failure: Why this rank can not take part after all, which the others are told.
         link: Whether exchanges are chosen by the file that `exchange.link` names on rank 0.
+        in_stream_order: Whether exchanges go by the group itself, in the order of the threads that
+            ask for them.
         caller: The function that the user called, which errors name.
 
     Raises:
@@ -63,13 +66,21 @@ def open_session(
         control = startup.open_control(config, group, caller, obstacle)
         with given_up_on_error(config, groups, control, control.close):
             kind = _agree_on_transport(
-                config, group, control, brought, device_stream, failure, link
+                config, group, control, brought, device_stream, failure, link, in_stream_order
             )
-            backend = TRANSPORTS[kind].backend
-            groups.append(process_groups.new_group(config, group, backend, caller))
+            if not in_stream_order:
+                backend = TRANSPORTS[kind].backend
+                groups.append(process_groups.new_group(config, group, backend, caller))
             failed = DeferredError()
             transport = startup.open_transport(
-                config, groups[0], control, brought, failed, kind, device_stream
+                config,
+                groups[0] if groups else group,
+                control,
+                brought,
+                failed,
+                kind,
+                device_stream,
+                shared=in_stream_order,
             )
             session = Session(
                 config,
@@ -78,6 +89,7 @@ def open_session(
                 device_stream=device_stream,
                 threads=threads,
                 groups=groups,
+                in_stream_order=in_stream_order,
                 caller=caller,
             )
             failed.connect(session.fail)
@@ -92,6 +104,7 @@ def _agree_on_transport(
     device_stream: DeviceStream,
     failure: CompressaError | None,
     link: bool,
+    in_stream_order: bool,
 ) -> str:
     """Return which, when all ranks have said that they can and want the same.
 
@@ -100,6 +113,11 @@ def _agree_on_transport(
     kind, offered = "", None
     try:
         kind = startup.choose_transport(config, group, device_stream.device)
+        if in_stream_order and not TRANSPORTS[kind].device:
+            raise ConfigError(
+                f'exchange.order = "stream", but exchanges go by the transport "{kind}", which '
+                'launches nothing on a GPU; use "own", or a process group of NCCL'
+            )
         if link and control.rank == 0 and failure is None:
             offered = link_file.offer(config, kind)
     except CompressaError as error:
@@ -154,6 +172,7 @@ def start_engine(
         device_stream=device_stream,
         failure=failure,
         link=True,
+        in_stream_order=config.exchange.order == "stream",
         caller=caller,
     )
     with session.closed_on_error():

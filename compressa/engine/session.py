@@ -53,6 +53,7 @@ class Session:
         threads: How many threads encode and decode; if not given, as many as the configuration
             says, or as keep the device or this rank's cores busy.
         groups: Process groups that were made for it, and are released after it.
+        in_stream_order: Whether programs run on the threads that start them; see `Communication`.
         caller: The function that the user called, which messages name.
 
     Attributes:
@@ -75,6 +76,7 @@ class Session:
         device_stream: DeviceStream | None = None,
         threads: int | None = None,
         groups: Sequence[dist.ProcessGroup] = (),
+        in_stream_order: bool = False,
         caller: str = "Session",
     ) -> None:
         self.config = config
@@ -89,9 +91,8 @@ class Session:
         self._step = 0
         self._closed = False
         verdict = _own if control is None else control.verdict
-        self.communication = Communication(
-            transport, self.threads, self._deadline_s, verdict, self.device_stream
-        )
+        given = transport, self.threads, self._deadline_s, verdict, self.device_stream
+        self.communication = Communication(*given, inline=in_stream_order)
         self.describe(Doing(f"in {caller}", self.communication.waits).activity)
         if control is not None:
             control.listen(self.fail)

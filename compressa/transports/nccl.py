@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
-from compressa.errors import CompressaError, PayloadError, Timeout, TransportError
+from compressa.errors import CompressaError, ConfigError, PayloadError, Timeout, TransportError
 from compressa.transports.base import Done, Key, Received, Traffic, Transport, call_failed
 from compressa.transports.in_order import InOrder
 from compressa.transports.nccl_group import NcclGroup
@@ -63,13 +63,16 @@ class NcclTransport(Transport):
     Buffers are on the stream's GPU; they are kept until their operation lands.
 
     Args:
-        group: A NCCL process group that nobody else uses.
+        group: A NCCL process group that nobody else uses, unless it is shared.
         epoch: Epoch of the transport.
         stream: On which what was received is used. What is sent was made on the stream that is
             current when an exchange is launched.
         deadline_s: How long a call may take, with what it gives to the GPU.
         failed: Called once, from any thread, when something takes longer, or the GPU fails.
         part: Waits, at most so many seconds, until every rank is about to close its transport.
+        shared: Whether the group is the model's, in one order with whose own calls, on one thread,
+            all ranks launch exchanges. It outlives this, unless something fails: to abort it is all
+            that then helps.
 
     Raises:
         TransportError: The ranks did not meet.
@@ -83,7 +86,10 @@ class NcclTransport(Transport):
         deadline_s: float,
         failed: Callable[[CompressaError], None],
         part: Callable[[float], None],
+        *,
+        shared: bool = False,
     ) -> None:
+        self._shared = shared
         self._group = NcclGroup(group, stream.device)
         self.rank, self.size, self.epoch = self._group.rank, self._group.size, epoch
         self._stream = stream
@@ -158,6 +164,11 @@ class NcclTransport(Transport):
         `PayloadError` if one can not be, and then nothing more is launched.
         """
         what = f"stage {key.stage} of unit {key.unit}, step {key.step}"
+        if self._shared and not exchange.exact:
+            raise ConfigError(
+                f"{what}: its payloads vary in length, which the host waits for, and "
+                'exchange.order is "stream"; use "own", or a compressor whose payloads do not'
+            )
         if exchange.exact:
             self._add(what, exchange, self._exact_call(exchange), done, dict(exchange.incoming))
         else:
@@ -190,7 +201,7 @@ class NcclTransport(Transport):
         self._group.abort(_ABORT_S)
 
     def close(self, timeout_s: float) -> None:
-        """Let go of the communicator, once no rank needs it any more.
+        """Let go of the communicator, once no rank needs it any more; not of one that is shared.
 
         What NCCL offers for that, all ranks must call together, and it has no deadline. An abort is
         this rank's own; but a peer may still read what this rank has sent. So all say when
@@ -206,7 +217,7 @@ class NcclTransport(Transport):
         if not self._group.closed and self._watchdog.ended(timeout_s):
             self._part(max(0.0, end_s - time.monotonic()))
         self._watchdog.close()
-        ended = self._group.abort(_ABORT_S)
+        ended = self._shared or self._group.abort(_ABORT_S)
         if self._watcher is not None:
             self._watcher.close(timeout_s)
         if not ended:
@@ -378,7 +389,9 @@ def open_nccl(setup: Setup) -> NcclTransport:
         TransportError: The ranks did not meet within `deadline_s`.
     """
     assert setup.stream is not None, "the engine works on a GPU"
-    _warn_of_one_queue()
+    if not setup.shared:
+        _warn_of_one_queue()
+    times = setup.deadline_s, setup.failed, setup.part
     return NcclTransport(
-        setup.group, setup.settings.epoch, setup.stream, setup.deadline_s, setup.failed, setup.part
+        setup.group, setup.settings.epoch, setup.stream, *times, shared=setup.shared
     )

@@ -20,7 +20,8 @@ class Setup:
     Attributes:
         rank: This rank.
         size: Number of ranks.
-        group: A process group that nobody else uses, of the backend that the entry names.
+        group: A process group of the backend that the entry names; nobody else uses it, unless it
+            is shared.
         settings: Sizes and times of what carries frames.
         all_gather: Brings bytes of every rank to every rank, within a deadline.
         part: Waits, at most so many seconds, until every rank is about to close its transport.
@@ -30,6 +31,8 @@ class Setup:
         early_bytes: Most bytes that one peer may send before anybody waits for them.
         connections: To every peer.
         stream: On which buffers are made and used, if they are a GPU's.
+        shared: Whether the group is the model's, and others call it, too: in one order with these
+            calls on every rank, and on the thread that makes them.
     """
 
     rank: int
@@ -44,3 +47,4 @@ class Setup:
     early_bytes: int
     connections: int = 1
     stream: torch.cuda.Stream | None = None
+    shared: bool = False

@@ -247,21 +247,23 @@ def test_a_transport_is_closed_when_all_ranks_have_done_their_part(
     assert not owner.errors
 
 
-@pytest.mark.parametrize("queues", [None, "1", "8"])
+@pytest.mark.parametrize(
+    ("queues", "shared"), [(None, False), ("1", False), ("8", False), ("1", True)]
+)
 def test_one_queue_for_all_streams_is_warned_of_once(
-    group: OneOf, owner: Owner, queues: str | None, monkeypatch: pytest.MonkeyPatch
+    group: OneOf, queues: str | None, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     if queues is not None:
         monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
     nccl._warn_of_one_queue.cache_clear()
-    setup: Any = mock.Mock(group=group, stream=current_stream(), deadline_s=60.0)
+    setup: Any = mock.Mock(group=group, stream=current_stream(), deadline_s=60.0, shared=shared)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(2):
             nccl.open_nccl(setup).fail(TransportError("over"))
             group.aborts = 0
-    assert len(told) == (queues == "1")
+    assert len(told) == (queues == "1" and not shared)  # one group has one order
     assert all("CUDA_DEVICE_MAX_CONNECTIONS is 1" in str(each.message) for each in told)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -311,17 +312,20 @@ def open_transport(
     failed: Callable[[CompressaError], None],
     kind: str,
     device_stream: DeviceStream,
+    *,
+    shared: bool = False,
 ) -> Transport:
     """Open what carries payloads; every rank must do so together.
 
     Args:
         config: Sizes and times.
-        group: A process group of its own, of the backend that the row names.
+        group: A process group of the backend that the row names.
         control: The control channel.
         parameters: The model's.
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
         kind: From `choose_transport`.
         device_stream: Where payloads are made.
+        shared: Whether the group is the model's; else it is the transport's own.
 
     Returns:
         It, with stages to and from a GPU around it if it needs them.
@@ -332,7 +336,8 @@ def open_transport(
     """
     row = TRANSPORTS[kind]
     stream = device_stream.stream if isinstance(device_stream, CudaDeviceStream) else None
-    transport = row.open(_setup(config, group, control, parameters, failed, row, stream))
+    setup = _setup(config, group, control, parameters, failed, row, stream)
+    transport = row.open(replace(setup, shared=shared))
     return transport if stream is None or row.device else Staged(transport, stream)
 
 

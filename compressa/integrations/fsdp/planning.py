@@ -91,6 +91,11 @@ def _not_followed(config: Config, caller: str, *, shards: bool) -> Iterator[str]
             f"engine.recover: {caller} can not go on without a lost rank, whose shard of the "
             "weights is lost with it; leave it out, and begin again from a checkpoint"
         )
+    if config.exchange.order != "own":
+        yield (
+            f'exchange.order = "{config.exchange.order}": {caller} exchanges from threads of its '
+            "own; leave it out"
+        )
     if not shards:
         return
     if config.trace.path is not None:
