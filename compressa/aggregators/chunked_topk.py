@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -40,6 +41,7 @@ from compressa.aggregators.base import (
     whole_scopes,
 )
 from compressa.aggregators.residuals import ChunkResiduals
+from compressa.aggregators.scope_calls import Call, ScopeCalls
 from compressa.arrays import as_array
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
@@ -134,6 +136,7 @@ class ChunkedTopKAggregator(Aggregator):
         no_chunks = torch.full((sum(kept),), -1, dtype=torch.int32, device=world.device)
         self._chosen = [part.view(np.uint32) for part in _parts(no_chunks, kept)]
         self._scratch = Scratch(world.device)
+        self._calls = ScopeCalls(world.device)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -147,14 +150,12 @@ class ChunkedTopKAggregator(Aggregator):
         self._residuals.absorb(gradients, context)
         self._share_of_norms()
         yield AllReduce(DenseValues(self._norms), self._scratch)
-        for i in range(len(self._scopes)):
-            self._take(i)
+        self._calls.run(("take", *self._residuals.held), self._taking)
         self._world.divide(self._sent, self._values)
         yield AllReduce(DenseValues(self._values), self._scratch)
-        for i, scope in enumerate(self._scopes):
-            arrays = self._values_of[i], self._chosen[i], as_array(scope.of(gradients))
-            # Without a chunk some rank overflowed: every rank must see it.
-            add_chunks(*arrays, chunk=self._chunks[i], weight=context.loss_scale, missing="nan")
+        out = [scope.of(gradients) for scope in self._scopes]
+        key = "add", context.loss_scale, *(x.data_ptr() for x in out)
+        self._calls.run(key, lambda: self._adding(out, context.loss_scale))
 
     def rollback(self, context: StepContext) -> None:
         """Put back what was taken."""
@@ -167,10 +168,20 @@ class ChunkedTopKAggregator(Aggregator):
         most = _MOST_NORM / self._world.size
         self._norms.copy_(self._residuals.all_norms).clamp_(max=most)  # a NaN stays
 
-    def _take(self, i: int) -> None:
-        """Choose the chunks of a scope, and move their values out of the residual."""
-        arrays = self._norms_of[i], self._kept_of[i], self._chosen[i], self._sent_of[i]
-        take_largest_chunks(*arrays, chunk=self._chunks[i], hold=self._residuals.held[i])
+    def _taking(self) -> list[Call]:
+        """For each scope: choose its chunks, and move their values out of the residual."""
+        arrays = self._norms_of, self._kept_of, self._chosen, self._sent_of
+        each = zip(*arrays, self._chunks, self._residuals.held, strict=True)
+        return [partial(take_largest_chunks, *own, chunk=chunk, hold=h) for *own, chunk, h in each]
+
+    def _adding(self, out: Sequence[torch.Tensor], weight: float) -> list[Call]:
+        """For each scope: add the mean, or NaN if some rank overflowed and no chunk was chosen."""
+        each = zip(self._values_of, self._chosen, map(self._calls.array, out), strict=True)
+        options: dict[str, Any] = {"weight": weight, "missing": "nan"}
+        return [
+            partial(add_chunks, *own, chunk=chunk, **options)
+            for own, chunk in zip(each, self._chunks, strict=True)
+        ]
 
 
 def _parts(values: torch.Tensor, sizes: Sequence[int]) -> list[npt.NDArray[Any]]:

@@ -11,11 +11,13 @@ norms are NaN then, and that is how the other ranks learn of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
 from compressa.aggregators.base import Scope, StepContext, held_back
+from compressa.aggregators.scope_calls import Call, ScopeCalls
 from compressa.arrays import as_array
 from compressa.kernels import block_count
 from compressa.kernels.chunks import FLOAT32_MAX, absorb_chunks
@@ -54,6 +56,7 @@ class ChunkResiduals:
         pairs = zip(self._parts, self.norms, strict=True)
         self._arrays = [(as_array(part), as_array(norms)) for part, norms in pairs]
         self.held = [False] * len(self._scopes)
+        self._calls = ScopeCalls(device)
 
     def __getitem__(self, i: int) -> torch.Tensor:
         """Return the residual of scope i."""
@@ -79,17 +82,27 @@ class ChunkResiduals:
             context: The step.
             clear: Whether the memory is wanted for the mean.
         """
-        for i, scope in enumerate(self._scopes):
-            x = scope.of(gradients)
+        values = [scope.of(gradients) for scope in self._scopes]
+        for i, x in enumerate(values):
             self.held[i] = held_back(x, context)
             if self.held[i]:
                 self.norms[i].zero_()
-                continue
-            absorb_chunks(
-                as_array(x),
-                *self._arrays[i],
-                chunk=self._chunk,
-                loss_scale=context.loss_scale,
-                clear=clear,
-                largest=self._largest,
-            )
+        places = tuple(x.data_ptr() for x in values)
+        key = places, tuple(self.held), context.loss_scale, clear
+        self._calls.run(key, lambda: list(self._absorbing(values, context.loss_scale, clear)))
+
+    def _absorbing(
+        self, values: Sequence[torch.Tensor], loss_scale: float, clear: bool
+    ) -> Iterator[Call]:
+        """Yield what takes up the values of each scope that does not wait."""
+        for x, arrays, held in zip(values, self._arrays, self.held, strict=True):
+            if not held:
+                yield partial(
+                    absorb_chunks,
+                    self._calls.array(x),
+                    *arrays,
+                    chunk=self._chunk,
+                    loss_scale=loss_scale,
+                    clear=clear,
+                    largest=self._largest,
+                )

@@ -24,6 +24,7 @@ from _gpu_units import (
     Unit,
     counted_launches,
     gradients_of,
+    layout_of,
     same,
     steps_of,
 )
@@ -33,10 +34,13 @@ from emulated_streams import DEVICE
 from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_gpu
 
 from compressa.aggregators.base import CPU, StepContext
+from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.arrays import as_array
 from compressa.codecs import Bf16, Codec, Fp8, Fp16, Natural, TopK
 from compressa.errors import PayloadError
+from compressa.testing import LoopbackWorld
+from compressa.testing.inputs import generator
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -128,6 +132,26 @@ def test_what_fills_the_gpu_by_itself_goes_alone() -> None:
             gradients = [on_gpu(x) for x in gradients_of([64, 3000, 700], 0, torch.float32)]
             unit.scopes.encode(gradients, StepContext(0), payload)
     assert launched["quantize_of_128"] == 2
+
+
+def test_chunks_of_all_scopes_are_found_taken_and_added_by_one_launch_each() -> None:
+    parameters = [segment.parameter for segment in layout_of(SIX).segments]
+    counts = []
+    for infos in (parameters, parameters[2:3]):
+        with emulated_torch(), mock.patch.object(StreamedEmulated, "processors", 132):
+            sizes: dict[str, Any] = {"unit_bytes": 1 << 20, "device": DEVICE}
+            world = LoopbackWorld(2, infos, ChunkedTopK(density=0.1, chunk=64), **sizes)
+            given = [
+                {p.name: on_gpu(torch.randn(p.shape, generator=generator(rank))) for p in infos}
+                for rank in range(2)
+            ]
+            with counted_launches() as launched:
+                world.step(given)
+            assert world.unit_count == 1
+            counts.append(launched)
+    assert counts[0] == counts[1]
+    chunks = {"absorb_by_warps", "choose_chunks", "take_chunks", "add_chunks"}
+    assert {name: counts[0][name] for name in chunks} == dict.fromkeys(chunks, 2)
 
 
 class Bench:
