@@ -65,7 +65,6 @@ class MultiTensor:
         self._payload_bytes = payload_bytes
         self._state = state
         self._feedback = feedback
-        self._adds_all = feedback is None or _adds_all(feedback)
         names = [] if feedback is None else [scope.segment.parameter for scope in scopes]
         self._residuals = list(map(residual_key, names))
         self._encoders: _Remembered[Encoder | None] = _Remembered()
@@ -82,9 +81,7 @@ class MultiTensor:
             payload: uint8, that of all scopes.
         """
         make, rule = self._fused.encoder, self._feedback
-        if make is None or not self._adds_all:
-            return None
-        if rule is not None and (context.hold_zeros or (rule.reset_steps and rule.resets(context))):
+        if make is None or not adds_in_one_pass(rule, context):
             return None
         residuals = map(self._state.vectors.__getitem__, self._residuals)
         return self._encoders.at(
@@ -115,8 +112,12 @@ class MultiTensor:
         ]
 
 
-def _adds_all(rule: FeedbackRule) -> bool:
-    """Whether residuals are added and kept in the codec's own pass, where they are."""
+def adds_in_one_pass(rule: FeedbackRule | None, context: StepContext) -> bool:
+    """Whether residuals are added and kept in the codec's own pass, where they are, in a step."""
+    if rule is None:
+        return True
+    if context.hold_zeros or (rule.reset_steps and rule.resets(context)):
+        return False
     return rule.decay == rule.beta == 1.0 and rule.dtype == "float32" and rule.momentum is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -11,14 +12,18 @@ from compressa.aggregators.base import (
     AllReduce,
     Round,
     Rounds,
+    Scope,
     StepContext,
     Verb,
     World,
     whole_scopes,
 )
 from compressa.aggregators.feedback import FeedbackRule
+from compressa.aggregators.multi_tensor import adds_in_one_pass
+from compressa.aggregators.scope_calls import Call, ScopeCalls
 from compressa.aggregators.scope_coding import decode, encode, residuals_of
 from compressa.codecs.base import Codec, Draw
+from compressa.codecs.fused import Ways
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.errors import ConfigError
@@ -55,6 +60,7 @@ class Reducible(Aggregator):
         self._scratch = Scratch(world.device)
         self._residuals = residuals_of(self._scopes, feedback, world)
         self._feedback = feedback
+        self._calls = ScopeCalls(world.device)
 
     @property
     def takes_half(self) -> bool:
@@ -69,13 +75,19 @@ class Reducible(Aggregator):
 
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode, sum, decode."""
-        rooms = torch.split(self._payload, self._sizes)
-        for scope, residual, room in zip(self._scopes, self._residuals, rooms, strict=True):
-            x, draw = scope.of(gradients), self._draw(scope.segment, context)
-            encode(self._codec, x, residual, room, draw, context)
+        rooms, ways = torch.split(self._payload, self._sizes), self._ways(gradients)
+        if ways is not None and adds_in_one_pass(self._feedback, context):
+            self._calls.run(None, lambda: self._encoding(ways, gradients, rooms, context))
+        else:
+            for scope, residual, room in zip(self._scopes, self._residuals, rooms, strict=True):
+                x, draw = scope.of(gradients), self._draw(scope.segment, context)
+                encode(self._codec, x, residual, room, draw, context)
         self._sent.copy_(self._payload)
         self._world.divide(self._values)
         yield AllReduce(DenseValues(self._values), self._scratch)
+        if ways is not None and all(x.dtype is torch.float32 for x in gradients):
+            self._calls.run(None, lambda: self._decoding(ways, gradients, rooms, context))
+            return
         for scope, room in zip(self._scopes, rooms, strict=True):
             decode(self._codec, room, scope.of(gradients), self._draw(scope.segment, context))
 
@@ -87,6 +99,49 @@ class Reducible(Aggregator):
                 sent = torch.empty(scope.segment.elems, device=room.device)
                 self._codec.decode(room, sent, self._draw(scope.segment, context))
                 residual.give_back(sent, context)
+
+    def _ways(self, gradients: Sequence[torch.Tensor]) -> Ways | None:
+        """By which all scopes go together: on a GPU, if there are any for such gradients."""
+        half = any(x.dtype is not torch.float32 for x in gradients)
+        if self._world.device.type == "cpu" or (half and not self._codec.takes_half):
+            return None
+        return self._codec.fused.ways
+
+    def _encoding(
+        self,
+        ways: Ways,
+        gradients: Sequence[torch.Tensor],
+        rooms: Sequence[torch.Tensor],
+        context: StepContext,
+    ) -> list[Call]:
+        scale = 1.0 if self._feedback is None else context.loss_scale
+        state, kept = self._world.state, self._feedback is not None
+        array = self._calls.array
+        return [
+            partial(
+                ways.encode,
+                array(scope.of(gradients)),
+                array(room),
+                array(scope.residual(state)) if kept else None,
+                self._draw(scope.segment, context),
+                scale,
+            )
+            for scope, room in zip(self._scopes, rooms, strict=True)
+        ]
+
+    def _decoding(
+        self,
+        ways: Ways,
+        gradients: Sequence[torch.Tensor],
+        rooms: Sequence[torch.Tensor],
+        context: StepContext,
+    ) -> list[Call]:
+        def decode(scope: Scope, room: torch.Tensor) -> None:
+            out = self._calls.array(scope.of(gradients))
+            draw = self._draw(scope.segment, context)
+            ways.put(ways.read(self._calls.array(room), out.size, draw), out, 1.0, False)
+
+        return [partial(decode, *each) for each in zip(self._scopes, rooms, strict=True)]
 
     def _draw(self, segment: Segment, context: StepContext) -> Draw:
         index = segment.parameter.index

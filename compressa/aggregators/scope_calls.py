@@ -36,12 +36,16 @@ class ScopeCalls:
         """Make calls that launch kernels, and do nothing else on a GPU.
 
         Args:
-            key: The same as before only if they are: with all numbers and addresses in them.
+            key: The same as before only if they are: with all numbers and addresses in them; None
+                if they never are.
             calls: Makes them.
         """
         if self._on_cpu:
             for call in calls():
                 call()
+            return
+        if key is None:
+            cuda.Recording([calls()]).start()
             return
         recording = self._recordings.get(key)
         if recording is None:

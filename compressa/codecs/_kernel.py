@@ -18,9 +18,9 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.codecs._multi_tensor import decoder_of, encoder_of, fits_one_call
-from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder, Ways
+from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder
 from compressa.codecs.base import Codec, Draw, Granularity
-from compressa.codecs.fused import Decoder, Encoder, Fused, Item
+from compressa.codecs.fused import Decoder, Encoder, Fused, Item, Ways
 from compressa.kernels.multi_tensor import BlockForm
 from compressa.kernels.philox import Noise
 
@@ -130,6 +130,7 @@ class KernelCodec(Codec):
             decode_sum=None if self.dequantize_sum is None else self._decode_sum,
             encoder=self._encoder if listed else None,
             decoder=self._decoder if listed else None,
+            ways=self._ways if self.recorded else None,
             lists_on_gpus=self.recorded,
         )
 
@@ -180,12 +181,15 @@ class KernelCodec(Codec):
     def _ways(self) -> Ways:
         """On arrays."""
         total = None if self.dequantize_sum is None else self._total
-        return Ways(encode=self._write, read=self._arrays_in, put=self._put, total=total)
+        return Ways(encode=self._write, read=self._read, put=self._put, total=total)
 
     def _write(
         self, x: Array, payload: Array, residual: Array | None, draw: Draw, loss_scale: float
     ) -> None:
         self.quantize(x, self._arrays_in(payload, x.size), draw, residual, loss_scale)
+
+    def _read(self, payload: Array, elems: int, draw: Draw | None) -> Parts:
+        return self._arrays_in(payload, elems)
 
     def _put(self, parts: Parts, out: Array, weight: float, add: bool) -> None:
         self.dequantize(parts, out, weight, add=add)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from compressa.codecs._multi_tensor import unowned
 from compressa.codecs.base import Codec
 from compressa.codecs.draw import Draw
-from compressa.codecs.fused import Decoder, Encoder, Item
+from compressa.codecs.fused import Decoder, Encoder, Item, Ways
 from compressa.errors import PayloadError
 from compressa.kernels import casts, cuda
 from compressa.kernels.scratch import scratch
@@ -29,24 +29,6 @@ Phases = Sequence[Sequence[Callable[[], object]]]
 Finish = Callable[[Sequence[Any], Array], object]
 
 _MOST_RECORDINGS = 8  # of one decoder: what it decodes lies where that of the last steps did
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ways:
-    """A codec's core on arrays of a GPU. Each launches kernels, and does nothing else there.
-
-    Attributes:
-        encode: (x, payload, residual or None, draw, loss_scale).
-        read: (payload, elems) -> what a payload holds.
-        put: (what a payload holds, out, weight, add): write it to float32 values, or add it.
-        total: (what payloads hold, out, weight): write their sum, also to 16 bits; None if that is
-            to add them one by one.
-    """
-
-    encode: Callable[[Array, Array, Array | None, Draw, float], object]
-    read: Callable[[Array, int], Any]
-    put: Callable[[Any, Array, float, bool], object]
-    total: Callable[[Sequence[Any], Array, float], object] | None = None
 
 
 class RecordedEncoder(Encoder):
@@ -173,7 +155,7 @@ class RecordedDecoder(Decoder):
 
         def read(i: int, r: int) -> None:
             start, size, out = self._scopes[i]
-            held[i][r] = self._ways.read(payloads[r][start : start + size], out.size)
+            held[i][r] = self._ways.read(payloads[r][start : start + size], out.size, None)
 
         reading = [partial(read, i, r) for r in range(len(payloads)) for i in range(len(held))]
         return reading, [partial(finish, held[i], out) for i, (*_, out) in enumerate(self._scopes)]

@@ -10,10 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from compressa.codecs.draw import Draw
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,25 @@ class Decoder(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ways:
+    """A codec's core on arrays of a GPU. Each launches kernels, and does nothing else there.
+
+    Attributes:
+        encode: (x, payload, residual or None, draw, loss_scale).
+        read: (payload, elems, draw) -> what a payload holds. The draw is None where decoding takes
+            none.
+        put: (what a payload holds, out, weight, add): write it to float32 values, or add it.
+        total: (what payloads hold, out, weight): write their sum, also to 16 bits; None if that is
+            to add them one by one.
+    """
+
+    encode: Callable[[Array, Array, Array | None, Draw, float], object]
+    read: Callable[[Array, int, Draw | None], Any]
+    put: Callable[[Any, Array, float, bool], object]
+    total: Callable[[Sequence[Any], Array, float], object] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fused:
     """What a codec does in one pass; None where it takes the ways of its core.
 
@@ -129,6 +152,7 @@ class Fused:
         decoder: (items, payload_bytes) -> what decodes payloads of so many bytes to these scopes in
             one call; None if each goes by itself. Only for a codec whose `size` is Fixed, and whose
             decoding takes no draw.
+        ways: Its core on arrays of a GPU; None if it does anything else there than launch kernels.
         lists_on_gpus: Whether `encoder` and `decoder` are for scopes on a GPU alone.
     """
 
@@ -143,6 +167,7 @@ class Fused:
     average: Callable[[Averaging], int] | None = None
     encoder: Callable[[Sequence[Item], torch.Tensor], Encoder | None] | None = None
     decoder: Callable[[Sequence[Item], int], Decoder | None] | None = None
+    ways: Ways | None = None
     lists_on_gpus: bool = False
 
 

@@ -28,9 +28,9 @@ from compressa.codecs.base import (
     Reduction,
     Unbiased,
 )
-from compressa.codecs.fused import Fused
+from compressa.codecs.fused import Array, Fused, Ways
 from compressa.errors import ConfigError
-from compressa.kernels import philox, select, strata, topk
+from compressa.kernels import cuda, philox, select, strata, topk
 from compressa.kernels.scratch import scratch
 
 SHARED_STREAM = 0x726B  # "rk": private streams add the rank; this one must not
@@ -107,8 +107,7 @@ class RandomK(Codec):
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Gather."""
-        values = as_array(payload).view(np.float32)
-        select.select_at(as_array(x), self._indices(x.numel(), draw, values), values)
+        values, _ = self._write(as_array(x), as_array(payload), None, draw, 1.0)
         if self.unbiased:
             strata.multiply_by_strata(values, x.numel())
         return payload.numel()
@@ -118,14 +117,14 @@ class RandomK(Codec):
     ) -> None:
         """Scatter to the indices that the shared generator gives."""
         self.check(payload, out.numel())
-        values = as_array(payload).view(np.float32)
-        indices = self._indices(out.numel(), draw, values)
-        topk.scatter_add(indices, values, as_array(out), weight=weight)
+        held = self._read(as_array(payload), out.numel(), draw)
+        self._put(held, as_array(out), weight, add=True)
 
     @cached_property
     def fused(self) -> Fused:
-        """Feedback in one pass."""
-        return Fused(encode_feedback=self._encode_feedback)
+        """Feedback in one pass; values that were multiplied are put back by what copies them."""
+        ways = Ways(encode=self._write, read=self._read, put=self._put)
+        return Fused(encode_feedback=self._encode_feedback, ways=None if self.unbiased else ways)
 
     def _encode_feedback(
         self,
@@ -136,14 +135,32 @@ class RandomK(Codec):
         loss_scale: float,
     ) -> int:
         """Add the residual, gather, and leave in the residual what was not sent, in one pass."""
-        values, kept = as_array(payload).view(np.float32), as_array(residual)
-        indices = self._indices(x.numel(), draw, values)
-        select.select_at(as_array(x), indices, values, residual=kept, loss_scale=loss_scale)
+        kept = as_array(residual)
+        values, indices = self._write(as_array(x), as_array(payload), kept, draw, loss_scale)
         if self.unbiased:
             exact = as_array(copied(payload.view(torch.float32), "randomk.exact"))
             strata.multiply_by_strata(values, x.numel())
             topk.return_unsent(kept, indices, exact, values, loss_scale=loss_scale)
         return payload.numel()
+
+    def _write(
+        self, x: Array, payload: Array, residual: Array | None, draw: Draw, loss_scale: float
+    ) -> tuple[Array, Array]:
+        """Gather to the payload; return the values, and their indices."""
+        values = payload.view(np.float32)
+        indices = self._indices(x.size, draw, values)
+        select.select_at(x, indices, values, residual=residual, loss_scale=loss_scale)
+        return values, indices
+
+    def _read(self, payload: Array, elems: int, draw: Draw | None) -> tuple[Array, Array]:
+        assert draw is not None, "the indices are not in the payload"
+        values = payload.view(np.float32)
+        return self._indices(elems, draw, values), values
+
+    def _put(self, held: tuple[Array, Array], out: Array, weight: float, add: bool) -> None:
+        if not add:
+            cuda.clear(out.view(np.uint8))
+        topk.scatter_add(*held, out, weight=weight)
 
     def _indices(
         self, elems: int, draw: Draw, beside: npt.NDArray[np.float32]

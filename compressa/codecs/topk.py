@@ -12,7 +12,7 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.arrays import as_array
-from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder, Ways
+from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder
 from compressa.codecs._sparse import (
     F32,
     U8,
@@ -24,7 +24,7 @@ from compressa.codecs._sparse import (
     share,
 )
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.fused import Decoder, Encoder, Fused, Item
+from compressa.codecs.fused import Decoder, Encoder, Fused, Item, Ways
 from compressa.errors import ConfigError
 from compressa.kernels import cuda, topk
 from compressa.kernels.scratch import scratch
@@ -101,7 +101,7 @@ class TopK(Codec):
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Unpack, check every index, and scatter."""
-        indices, values = self._read(as_array(payload), out.numel())
+        indices, values = self._read(as_array(payload), out.numel(), draw)
         topk.scatter_add(indices, values, as_array(out), weight=weight, check=False)
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
@@ -115,6 +115,7 @@ class TopK(Codec):
             encode_feedback=self._select,
             encoder=self._encoder,
             decoder=self._decoder,
+            ways=self._ways,
             lists_on_gpus=True,
         )
 
@@ -141,7 +142,7 @@ class TopK(Codec):
         if residual is not None and not self.form.lossless:
             topk.return_unsent(residual, indices, values, sent, loss_scale=loss_scale)
 
-    def _read(self, packed: U8, elems: int) -> tuple[U32, F32]:
+    def _read(self, packed: U8, elems: int, draw: Draw | None) -> tuple[U32, F32]:
         return self.form.read(packed, elems, self.kept(elems))
 
     def _put(self, held: tuple[U32, F32], out: F32, weight: float, add: bool) -> None:

@@ -37,10 +37,12 @@ from compressa.aggregators.base import CPU, StepContext
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.arrays import as_array
-from compressa.codecs import Bf16, Codec, Fp8, Fp16, Natural, TopK
+from compressa.codecs import Bf16, Codec, Fp8, Fp16, Natural, RandomK, TopK
+from compressa.compressor import Compressor
 from compressa.errors import PayloadError
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import generator
+from compressa.wrappers import ErrorFeedback
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -134,13 +136,26 @@ def test_what_fills_the_gpu_by_itself_goes_alone() -> None:
     assert launched["quantize_of_128"] == 2
 
 
-def test_chunks_of_all_scopes_are_found_taken_and_added_by_one_launch_each() -> None:
-    parameters = [segment.parameter for segment in layout_of(SIX).segments]
-    counts = []
+SUMMED: dict[str, tuple[Compressor, dict[str, int]]] = {
+    "chunked_topk": (
+        ChunkedTopK(density=0.1, chunk=64),
+        {"absorb_by_warps": 1, "choose_chunks": 1, "take_chunks": 1, "add_chunks": 1},
+    ),
+    # Its indices are drawn twice, for what is sent and for what has come.
+    "randomk": (
+        ErrorFeedback(codec=RandomK(density=0.01)),
+        {"random_words": 2, "stratified_u32": 2, "keep_all": 1, "take_out": 1, "scatter_add": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_sums_of_six_scopes_take_as_many_launches_as_one(name: str) -> None:
+    compressor, due = SUMMED[name]
+    parameters, counts = [segment.parameter for segment in layout_of(SIX).segments], []
     for infos in (parameters, parameters[2:3]):
         with emulated_torch(), mock.patch.object(StreamedEmulated, "processors", 132):
-            sizes: dict[str, Any] = {"unit_bytes": 1 << 20, "device": DEVICE}
-            world = LoopbackWorld(2, infos, ChunkedTopK(density=0.1, chunk=64), **sizes)
+            world = LoopbackWorld(2, infos, compressor, unit_bytes=1 << 20, device=DEVICE)
             given = [
                 {p.name: on_gpu(torch.randn(p.shape, generator=generator(rank))) for p in infos}
                 for rank in range(2)
@@ -150,8 +165,7 @@ def test_chunks_of_all_scopes_are_found_taken_and_added_by_one_launch_each() -> 
             assert world.unit_count == 1
             counts.append(launched)
     assert counts[0] == counts[1]
-    chunks = {"absorb_by_warps", "choose_chunks", "take_chunks", "add_chunks"}
-    assert {name: counts[0][name] for name in chunks} == dict.fromkeys(chunks, 2)
+    assert {each: counts[0][each] for each in due} == {each: 2 * n for each, n in due.items()}
 
 
 class Bench:
