@@ -49,7 +49,7 @@ def test_units_by_graphs_are_compared_with_units_by_launches(
     monkeypatch.setattr(
         StreamedEmulated, "graph", lambda self, launches: replay(self, launches[:-1])
     )
-    with emulated_torch(), pytest.raises(AssertionError, match="has other bits"):
+    with emulated_torch(), pytest.raises(AssertionError, match="by CUDA graphs has other bits"):
         gpu_first.graphs()
 
 
