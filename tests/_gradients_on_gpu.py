@@ -144,8 +144,11 @@ class NcclGroup:
 
     def abort(self) -> None:
         self._aborted = True
-        self._carrier.shutdown(wait=False, cancel_futures=True)
+        self.end()
         self.group.abort()
+
+    def end(self) -> None:
+        self._carrier.shutdown(wait=False, cancel_futures=True)
 
     def allreduce(self, tensors: list[torch.Tensor]) -> NcclWork:
         inner = [on_cpu(tensor, share=True) for tensor in tensors]
@@ -193,8 +196,16 @@ class EmulatedProcessGroupNCCL:
 
 @contextlib.contextmanager
 def emulated_nccl() -> Iterator[None]:
-    """Have process groups of NCCL; messages of unknown length follow their lengths."""
-    around = process_groups._around
+    """Have process groups of NCCL; messages of unknown length follow their lengths.
+
+    The model's own is one, too, where exchanges go by it.
+    """
+    around, opened, lent = process_groups._around, startup.open_transport, list[NcclGroup]()
+
+    def by_nccl(config: Any, group: Any, *others: Any, shared: bool) -> Any:
+        if shared:
+            lent.append(group := NcclGroup(group))
+        return opened(config, group, *others, shared=shared)
 
     def made(backend: Any, *arguments: Any) -> Any:
         return backend if isinstance(backend, NcclGroup) else around(backend, *arguments)
@@ -203,6 +214,9 @@ def emulated_nccl() -> Iterator[None]:
         mock.patch.object(dist, "is_nccl_available", return_value=True),
         mock.patch.object(dist, "ProcessGroupNCCL", EmulatedProcessGroupNCCL, create=True),
         mock.patch.object(process_groups, "_around", made),
+        mock.patch.object(startup, "open_transport", by_nccl),
         mock.patch.object(nccl_lengths, "PADDED_BYTES", 64),
     ):
         yield
+    for group in lent:  # nobody aborts it
+        group.end()

@@ -88,6 +88,30 @@ def test_training_on_a_gpu_gives_the_bits_of_the_cpu(
     assert same([result["parameters"] for result in results]) == due
 
 
+BY_NCCL = [("nccl", "own"), ("nccl", "stream")]
+STREAM, GRAPHS = {"exchange": {"order": "stream"}}, {"engine": {"cuda_graphs": True}}
+
+
+@pytest.mark.parametrize(
+    ("compressor", "more", "seed"),
+    [
+        ("int8", STREAM, 1),
+        ("topk", STREAM, None),
+        ("none", STREAM, 2),
+        ("topk", GRAPHS, 1),
+        ("topk", STREAM | GRAPHS, 2),
+    ],
+)
+def test_neither_stream_order_nor_graphs_change_a_bit(
+    compressor: str, more: dict[str, Any], seed: int | None, two: Group
+) -> None:
+    due = same([r["parameters"] for r in two.run(train, config=settings(compressor), steps=5)])
+    exchange = {"transport": "nccl", **more.get("exchange", {})}
+    config = settings(compressor, **{**more, "exchange": exchange})
+    results = two.run(on_gpu, job=train, config=config, steps=5, seed=seed)
+    assert same([result["parameters"] for result in results]) == due
+
+
 @pytest.mark.parametrize(
     ("transport", "seed"), [("tcp", 1), ("tcp", 2), ("nccl", None), ("nccl", 1), ("nccl", 3)]
 )
@@ -209,13 +233,13 @@ def test_compressors_are_switched_on_a_gpu_as_on_a_cpu(two: Group, tmp_path: Pat
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "nccl"])
+@pytest.mark.parametrize(("transport", "order"), [("tcp", "own"), *BY_NCCL])
 def test_a_killed_rank_is_named_and_nothing_is_left_behind(
-    transport: str, fresh: Callable[[int], Group]
+    transport: str, order: str, fresh: Callable[[int], Group]
 ) -> None:
     group, job = fresh(2), train_until_failure
     times = {"heartbeat_s": 0.3, "silence_s": 2.0, "deadline_s": 20.0}
-    config = settings("int8", exchange={"transport": transport, **times})
+    config = settings("int8", exchange={"transport": transport, "order": order, **times})
     fault = {"culprit": 1, "how": "kill", "phase": "backward", "close": True}
     outcomes = group.collect(group.start(on_gpu, job=job, config=config, **fault), 20.0)
     assert outcomes[0].ok, outcomes[0].explain()
@@ -231,13 +255,14 @@ def test_no_rank_takes_nccl_away_from_another_that_still_needs_it(two: Group) ->
     assert took_s[1] < took_s[0]
 
 
+@pytest.mark.parametrize(("transport", "order"), BY_NCCL)
 def test_a_rank_that_stops_is_given_up_and_what_waits_for_it_on_the_gpu_goes_on(
-    fresh: Callable[[int], Group],
+    transport: str, order: str, fresh: Callable[[int], Group]
 ) -> None:
     # Heartbeats stop, too, but are not missed before the deadline has passed.
     group, job = fresh(2), train_until_failure
     times = {"heartbeat_s": 0.3, "silence_s": 60.0, "deadline_s": 2.0}
-    config = settings("int8", exchange={"transport": "nccl", **times})
+    config = settings("int8", exchange={"transport": transport, "order": order, **times})
     fault = {"culprit": 1, "how": "stop", "phase": "forward", "close": True}
     started = group.start(on_gpu, job=job, config=config, **fault)
     (outcome,) = group.collect(started[:1], 20.0)
