@@ -94,9 +94,26 @@ def paced(config: Config) -> Config:
 
 def dense_warmup_steps(spec: CompressorSpec) -> int:
     """How many steps a compressor begins with in another, denser way."""
+    if spec.first is not None:
+        return spec.first.steps
     if spec.optimizer is not None:
         return int(spec.optimizer.get("warmup_steps", 0))
     return 0 if spec.name in BASELINES else configuration(spec, steady=False).warmup.steps
+
+
+def stretches(spec: CompressorSpec, steps: int) -> list[tuple[range, CompressorSpec]]:
+    """Steps of a training, and what trains the model in them; all go on with one optimizer.
+
+    Raises:
+        ValueError: If the first ones are all.
+    """
+    if spec.first is None:
+        return [(range(steps), spec)]
+    if spec.first.steps >= steps:
+        raise ValueError(f"{spec.name}: the first {spec.first.steps} of {steps} steps are all")
+    first = spec.model_copy(update={"config": spec.first.config, "first": None})
+    rest = spec.model_copy(update={"optimizer": None, "first": None})
+    return [(range(spec.first.steps), first), (range(spec.first.steps, steps), rest)]
 
 
 def attach(

@@ -2,8 +2,8 @@
 
 A plan lists tasks, compressors, links and seeds; the cells are their product. A compressor's name
 is a baseline, a table under ``[configs.NAME]`` in the plan (which may have an ``optimizer``, too,
-and say how many times as long the ``slowest`` rank computes), the stem of a file in
-``experiments/configs``, or the path of a TOML file.
+say how many times as long the ``slowest`` rank computes, and what trains the ``first`` steps), the
+stem of a file in ``experiments/configs``, or the path of a TOML file.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Plan(Strict):
             return CompressorSpec(name=name)
         if name in self.configs:
             config = dict(self.configs[name])
-            besides = {key: config.pop(key) for key in ("optimizer", "slowest") if key in config}
+            own = ("optimizer", "slowest", "first")
+            besides = {key: config.pop(key) for key in own if key in config}
             return CompressorSpec(name=name, config=config, **besides)
         for path in (CONFIGS / f"{name}.toml", Path(name)):
             if path.suffix == ".toml" and path.is_file():

@@ -32,6 +32,18 @@ CELLS_FILE = "cells.jsonl"
 Device = Literal["cpu", "cuda"]
 
 
+class FirstSteps(Strict):
+    """What trains the model at first.
+
+    Attributes:
+        steps: How many.
+        config: Their compressa configuration.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    config: dict[str, Any]
+
+
 class CompressorSpec(Strict):
     """A compressor by name, with the compressa configuration that it stands for.
 
@@ -42,12 +54,14 @@ class CompressorSpec(Strict):
         optimizer: What trains in place of the task's: "name", of a class in ``compressa.optim`` or
             ``torch.optim``, and its arguments; None for the task's.
         slowest: How many times as long the last rank takes to compute as the others.
+        first: What comes before ``config`` in a train cell, with the same optimizer; or None.
     """
 
     name: str
     config: dict[str, Any] | str | None = None
     optimizer: dict[str, Any] | None = None
     slowest: Annotated[float, Field(ge=1)] = 1.0
+    first: FirstSteps | None = None
 
 
 class _Cell(Strict):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lab.compressors import Attachment, attach, dense_warmup_steps
+from lab.compressors import Attachment, attach, dense_warmup_steps, stretches
 from lab.records import CurvePoint, TimeCell, TrainCell, Trained
 from lab.tasks import Task, load_task
 from lab.tasks.task import Metric
@@ -82,11 +82,15 @@ class _Curve:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._started_s = time.perf_counter()
+        self._started_s = 0.0
         self._kept: list[tuple[int, float, nn.Module]] = []
         self.elapsed_s = 0.0
         self.points: list[CurvePoint] = []
         self.metrics: list[Metric] = []
+
+    def begin(self) -> None:
+        """Have time count from now on."""
+        self._started_s = time.perf_counter()
 
     def keep(self, step: int, model: nn.Module) -> None:
         """Keep a copy, on the CPU; the time for it does not count."""
@@ -117,19 +121,18 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> Trained:
         KeyError: There is no such task or compressor.
     """
     task, model = load_task(cell.task), build_model(cell)
-    stepper = Stepper(cell, task, model)
-    attachment = attach(
-        model,
-        stepper.optimizer,
-        cell.compressor,
-        steady=False,
-        bucket_cap_mb=cell.bucket_cap_mb,
-    )
-    stepper.follow(attachment.optimizer)
-    try:
-        curve = _run(cell, task, model, stepper, attachment, progress)
-    finally:
-        attachment.close()
+    stepper, curve = Stepper(cell, task, model), _Curve(task)
+    for steps, spec in stretches(cell.compressor, cell.steps):
+        attachment = attach(
+            model, stepper.optimizer, spec, steady=False, bucket_cap_mb=cell.bucket_cap_mb
+        )
+        stepper.follow(attachment.optimizer)
+        if not steps.start:
+            curve.begin()
+        try:
+            _run(cell, steps, model, stepper, attachment, curve, progress)
+        finally:
+            attachment.close()
     curve.evaluate()
     return Trained(
         parameters_sha256=parameters_sha256(model),
@@ -144,15 +147,15 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> Trained:
 
 def _run(
     cell: TrainCell,
-    task: Task,
+    steps: range,
     model: nn.Module,
     stepper: Stepper,
     attachment: Attachment,
+    curve: _Curve,
     progress: Callable[[int], None],
-) -> _Curve:
+) -> None:
     slower = cell.compressor.slowest - 1.0 if dist.get_rank() == dist.get_world_size() - 1 else 0.0
-    curve = _Curve(task)
-    for step in range(cell.steps):
+    for step in steps:
         begun_s = time.perf_counter()
         loss = stepper.loss(attachment.model, step)
         if slower:
@@ -164,8 +167,7 @@ def _run(
         attachment.step()
         stepper.schedule.step()
         progress(step + 1)
-        if step + 1 == cell.steps:
+        if step + 1 == steps.stop:
             attachment.sync()
         if (step + 1) % cell.eval_every == 0 or step + 1 == cell.steps:
             curve.keep(step + 1, model)
-    return curve

@@ -17,11 +17,12 @@ from harness.start import started_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
+from lab.compressors import stretches
 from lab.derive import RESULTS_FILE, Row
 from lab.driver import Driver, answers
 from lab.plan import PLANS, Plan, jobs
 from lab.progress import LiveProgress
-from lab.records import CompressorSpec, TimeRecord, TrainCell, TrainRecord, read
+from lab.records import CompressorSpec, FirstSteps, TimeRecord, TrainCell, TrainRecord, read
 
 SMOKE: dict[str, Any] = {
     "hosts": 2,
@@ -73,6 +74,31 @@ def test_ranks_that_meet_seldom_end_with_the_same_bits(tmp_path: Path) -> None:
     assert isinstance(cell, TrainRecord)
     assert cell.replicas_identical
     assert cell.final is not None
+
+
+@pytest.mark.ranks
+def test_first_steps_are_those_of_their_own_configuration(tmp_path: Path) -> None:
+    """Then come two steps of an outer optimizer that hardly moves."""
+    outer = {"every": 1, "outer_momentum": 0.0, "outer_rate": 1e-6, "nesterov": False}
+    still = {"strategy": {"name": "diloco", **outer}}
+    first = {"first": {"steps": 2, "config": {"compressor": {"name": "none"}}}}
+    configs = {"lossless": {"compressor": {"name": "none"}}, "still": still | first}
+    plan = SMOKE | {"compressors": ["lossless", "still"], "configs": configs, "links": []}
+    with LiveProgress(Console(file=StringIO())) as progress:
+        driver = Driver(Plan.model_validate(plan), tmp_path, progress)
+        driver.run(open_loopback)
+    assert driver.failures == []
+    cells = {cell.compressor: cell for cell in read(tmp_path) if isinstance(cell, TrainRecord)}
+    every, begun = cells["lossless"].curve, cells["still"].curve
+    assert [point.step for point in begun] == [2, 4]
+    assert begun[0].value == every[0].value
+    assert begun[1].value == pytest.approx(begun[0].value, abs=1e-3) != every[1].value
+
+
+def test_first_steps_that_are_all_steps_are_refused() -> None:
+    spec = CompressorSpec(name="late", config={}, first=FirstSteps(steps=4, config={}))
+    with pytest.raises(ValueError, match="late: the first 4 of 4 steps are all"):
+        stretches(spec, 4)
 
 
 @pytest.mark.ranks
