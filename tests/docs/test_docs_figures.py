@@ -70,6 +70,21 @@ def test_the_times_of_a_gpt_far_apart_are_those_of_their_file() -> None:
         assert f"{row} {reached[0] if reached else '-'} |" in STRATEGIES, row
 
 
+def test_the_figures_of_long_runs_are_those_of_their_file() -> None:
+    found = {cell["compressor"]: cell for cell in cells("long")}
+    dense = [found[name] for name in ("adamw-1e-3", "adamw-14e-4", "ddp-float32")]
+    base = min(cell["metrics"]["loss"] for cell in dense)
+    for name in ("ddp-float32", "adamw-14e-4", *(each for each in found if "diloco" in each)):
+        loss, sent = found[name]["metrics"]["loss"], found[name]["sent_bytes"] / 1e6
+        share = found["ddp-float32"]["sent_bytes"] / found[name]["sent_bytes"]
+        row = f"| `{name}` | {loss:.3f} | {loss / base - 1:+.1%} | {sent:,.0f} | 1 / {share:.0f} |"
+        assert row in STRATEGIES, row
+    for name in ("demo-opt-1e-3", "demo-opt-1e-3-d99"):
+        loss = found[name]["metrics"]["loss"]
+        said = f"`{name}` {loss:.3f} ({loss / base - 1:+.1%})"
+        assert said in re.sub(r"\s+", " ", OPTIMIZERS), said
+
+
 def test_the_figures_of_fsdp_are_those_of_their_file() -> None:
     page = (DOCS / "guides" / "fsdp.md").read_text(encoding="utf-8")
     rows = json.loads((DOCS / "measurements" / "fsdp.json").read_text())["rows"]
