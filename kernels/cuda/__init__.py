@@ -9,11 +9,11 @@ from weakref import WeakSet
 import numpy as np
 
 from .._backends import KernelUnavailable
+from ._clear import clear
 from ._device import CTA, Device, device
 from ._gpu import Host, serve
 from ._later import answers_come_later, answers_later, ask
 from ._recording import Recording, graphs
-from .bitpack import clear
 
 __all__ = [
     "Host",

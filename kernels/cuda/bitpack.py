@@ -7,6 +7,7 @@ import numpy as np
 from .._arrays import U8, U32
 from ..bitpack import packed_bytes
 from ._arguments import i64
+from ._clear import clear
 from ._device import CTA, device, launch
 from ._later import find_fault
 from ._work import threads_for
@@ -14,11 +15,6 @@ from ._work import threads_for
 _TILES = 2048
 """At most: few enough to sum their counts in one turn, and enough to keep a GPU busy."""
 _WORD_BYTES = 8  # of a bitmap that is listed
-
-
-def clear(out: U8) -> None:
-    """Write zeros."""
-    launch("bitpack", "clear_bytes", *threads_for(out.size, 16), out, i64(out.size), None)
 
 
 def pack_bits(values: U32, width: int, out: U8) -> None:
