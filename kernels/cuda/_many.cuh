@@ -80,23 +80,30 @@ DEVICE void run_own(const Many<A...>& many) {
     Call<KERNEL_FOR_ONE>{taken<A>(slots)...};
 }
 
-#ifndef ENTRY
+#ifdef ENTRY
+#define ENTRY_ALONE ENTRY
+#else
 #define ENTRY(name, threads, parameters) \
     extern "C" __global__ void __launch_bounds__(threads) name parameters
+#define ENTRY_ALONE(name, threads, parameters) \
+    extern "C" __global__ void __launch_bounds__(threads, 1) name parameters
 #endif
 
-#undef KERNEL
-#undef CROWDED
-#define KERNEL(name, threads, parameters)                                                 \
+#define FORM(entry, name, threads, parameters)                                            \
     DEVICE void name##_for_one parameters;                                                \
-    ENTRY(                                                                                \
+    entry(                                                                                \
         name, threads,                                                                    \
         (const __grid_constant__ decltype(many_like(&name##_for_one)) many)) {            \
         run_own<&name##_for_one>(many);                                                   \
     }                                                                                     \
     DEVICE void name##_for_one parameters
-// Arguments that lie where a CTA finds out are in registers: there are none to spare.
-#define CROWDED(name, threads, ctas, parameters) KERNEL(name, threads, parameters)
+
+#undef KERNEL
+#undef CROWDED
+#define KERNEL(name, threads, parameters) FORM(ENTRY, name, threads, parameters)
+// Arguments that lie where a CTA finds out are in registers. What crowds those without them takes
+// as many as it needs, and shares with no other CTA: it would spill.
+#define CROWDED(name, threads, ctas, parameters) FORM(ENTRY_ALONE, name, threads, parameters)
 
 #define blockIdx (InGrid{own_place().block})
 #define gridDim (InGrid{own_place().blocks})
