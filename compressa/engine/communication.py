@@ -93,6 +93,8 @@ class Communication:
         transport.attach(self._reactor)
         self._thread = threading.Thread(target=self._run, name="compressa-comm", daemon=True)
         self._thread.start()
+        if device_stream.asynchronous:  # a thread that began beside a user's capture would break it
+            self.idle(_END_S)
 
     def observe(self, carried: Carried, computed: Computed) -> None:
         """Have functions called with what was done; before the first program.

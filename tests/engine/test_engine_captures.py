@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 from unittest import mock
@@ -40,6 +41,13 @@ def broken_while_exchanges_are_under_way() -> set[str]:
         with capture() as broken:
             time.sleep(LONGER_S)
         return set(broken)
+
+
+def test_no_thread_is_left_to_begin_beside_a_capture() -> None:
+    with training_with(*INT8) as training:
+        names = [thread.name for thread in threading.enumerate()]
+        workers = sum(name.startswith("compressa-codec") for name in names)
+        assert workers == training.engine.session.threads
 
 
 def test_what_is_still_looked_at_breaks_no_capture() -> None:
