@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -133,10 +134,18 @@ class Layout:
     Attributes:
         unit: Number of the unit; the same on every rank.
         segments: The parts, in the order in which their payloads are laid out.
+        joined: The layouts of the units that this one stands for; empty if it is one.
     """
 
     unit: int
     segments: tuple[Segment, ...]
+    joined: tuple[Layout, ...] = ()
+
+    @classmethod
+    def join(cls, layouts: Sequence[Layout]) -> Layout:
+        """Return the layout of what stands for several units, with the number of the first."""
+        segments = tuple(segment for layout in layouts for segment in layout.segments)
+        return cls(layouts[0].unit, segments, tuple(layouts))
 
     @property
     def elems(self) -> int:

@@ -296,8 +296,7 @@ class World:
         rank: This rank.
         size: Number of ranks.
         seed: Seed of the counter-based random bits.
-        exchange: How codecs are exchanged: "auto", "all_reduce", "all_gather", "scatter_reduce" or
-            "per_hop".
+        exchange: How codecs are exchanged, as `exchange.kind` in a configuration.
         state: This rank's state.
         inside: What makes the messages of a sum that stay within a host, where its algorithm knows
             hosts: "none", "bf16" or "fp16".
@@ -336,13 +335,14 @@ class Aggregator(ABC):
     """Turns the ranks' gradients of one unit into their mean.
 
     Attributes:
-        begins_quick: Whether what `run` computes before its first round takes less than a hand-over
-            to another thread, though not all that it computes does.
+        begins_quick: Whether what `run` computes before its first round is `quick`, if not all is.
         ends_quick: The same of what comes after its last round; asked when that is over.
+        joinable: Whether units may be joined (`Layout.join`): no value changes if sums go by rank.
     """
 
     begins_quick: bool = False
     ends_quick: bool = False
+    joinable: bool = False
 
     @property
     def values_dtype(self) -> torch.dtype:

@@ -116,6 +116,8 @@ class ChunkedTopK(AggregatingCompressor):
 class ChunkedTopKAggregator(Aggregator):
     """All scopes of one unit: their norms in one all-reduce, their values in another."""
 
+    joinable = True
+
     def __init__(self, hyper: ChunkedTopK, layout: Layout, world: World) -> None:
         self._world = world
         self._scopes = whole_scopes(layout)

@@ -341,6 +341,8 @@ class LowRankAggregator(Aggregator):
         world: Ranks, seed and state.
     """
 
+    joinable = True
+
     def __init__(self, hyper: LowRank, layout: Layout, world: World) -> None:
         matrices, self._vectors = hyper.split(layout)
         self._matrices = [Matrix(i, layout.segments[i], hyper.approx_rank, world) for i in matrices]

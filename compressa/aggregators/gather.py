@@ -30,6 +30,8 @@ class Gathered(Aggregator):
     payload P - 1 times, so it pays for few ranks or large ratios.
     """
 
+    joinable = True
+
     def __init__(
         self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
     ) -> None:

@@ -36,6 +36,8 @@ class Reducible(Aggregator):
     The values carry no header: they are summed on the way.
     """
 
+    joinable = True
+
     def __init__(
         self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
     ) -> None:

@@ -47,6 +47,8 @@ from compressa.parameters import Layout
 class Scattered(Aggregator):
     """Scatter-reduce-all-gather with a codec."""
 
+    joinable = True
+
     def __init__(
         self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
     ) -> None:

@@ -21,23 +21,26 @@ def cut_shards(layout: Layout, shards: int, block_elems: int) -> list[list[Scope
     """Cut a unit into one nearly equal list of scopes per rank, on block boundaries.
 
     Cuts fall on multiples of `block_elems` within each segment, or between segments, so that
-    blocks are the same whatever the number of ranks.
+    blocks are the same whatever the number of ranks. Of units that are joined each is cut as it
+    would be alone.
 
     Args:
         layout: The unit.
         shards: How many ranks.
         block_elems: Elements that must stay together.
     """
-    edges = _edges(layout, shards, block_elems)
-    result: list[list[Scope]] = []
-    for low, high in itertools.pairwise(edges):
-        scopes, base = [], 0
-        for i, segment in enumerate(layout.segments):
-            start, stop = max(low - base, 0), min(high - base, segment.elems)
-            if start < stop:
-                scopes.append(Scope(i, start, segment.part(start, stop)))
-            base += segment.elems
-        result.append(scopes)
+    result: list[list[Scope]] = [[] for _ in range(shards)]
+    first = 0
+    for unit in layout.joined or (layout,):
+        edges = _edges(unit, shards, block_elems)
+        for scopes, (low, high) in zip(result, itertools.pairwise(edges), strict=True):
+            base = 0
+            for i, segment in enumerate(unit.segments, first):
+                start, stop = max(low - base, 0), min(high - base, segment.elems)
+                if start < stop:
+                    scopes.append(Scope(i, start, segment.part(start, stop)))
+                base += segment.elems
+        first += len(unit.segments)
     return result
 
 

@@ -71,6 +71,8 @@ class SharedScale(Aggregator):
         measure: What a scope's scale is the maximum of. Larger values are limited to it.
     """
 
+    joinable = True
+
     def __init__(
         self,
         layout: Layout,

@@ -178,6 +178,8 @@ _SIGNS = Signs()
 class MajorityVote(Aggregator):
     """Counts signs in place of the gradients."""
 
+    joinable = True
+
     def __init__(self, hyper: SignSGD, layout: Layout, world: World) -> None:
         self._hyper = hyper
         self._world = world

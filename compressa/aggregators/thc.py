@@ -163,6 +163,8 @@ class THC(AggregatingCompressor):
 class THCAggregator(Aggregator):
     """All scopes of one unit."""
 
+    joinable = True
+
     def __init__(self, hyper: THC, layout: Layout, world: World) -> None:
         self._hyper = hyper
         self._layout = layout

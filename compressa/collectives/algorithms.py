@@ -47,22 +47,24 @@ class Algorithm(NamedTuple):
         all_reduce: The program.
         stages: What each exchange costs, for a sum of so many bytes over so many ranks.
         symmetric: Whether all of so many ranks have the same to do.
+        by_rank: Whether each value is summed in the order of ranks, wherever the values are cut.
     """
 
     all_reduce: AllReduce
     stages: Callable[[int, int], list[Stage]]
     symmetric: Symmetry = never
+    by_rank: bool = False
 
 
 ALGORITHMS = {
-    "all_to_all": Algorithm(all_to_all.all_reduce, all_to_all.stages, always),
+    "all_to_all": Algorithm(all_to_all.all_reduce, all_to_all.stages, always, by_rank=True),
     "halving_doubling": Algorithm(halving_doubling.all_reduce, halving_doubling.stages, in_pairs),
     "master_worker": Algorithm(master_worker.all_reduce, master_worker.stages),
     "recursive_doubling": Algorithm(
         recursive_doubling.all_reduce, recursive_doubling.stages, in_pairs
     ),
     "ring": Algorithm(ring.all_reduce, ring.stages, always),
-    "round_robin": Algorithm(round_robin.all_reduce, round_robin.stages, always),
+    "round_robin": Algorithm(round_robin.all_reduce, round_robin.stages, always, by_rank=True),
     "tree": Algorithm(tree.all_reduce, tree.stages),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -96,11 +96,11 @@ class Arrivals:
         """Return whether a unit with what a ticket's gradients belong to is not done."""
         return ticket in self._tickets
 
-    def take(self, index: int) -> tuple[Gradients, set[Mark]]:
-        """Return a complete unit's gradients, by name, and the marks of who brought them; once."""
+    def take(self, numbers: Iterable[int]) -> tuple[Gradients, set[Mark]]:
+        """Return complete units' gradients, by name, and the marks of who brought them; once."""
         assert self._phase is not None, "no step has begun"
         gradients, marks = Gradients(), set[Mark]()
-        for name in self._phase.units[index].names:
+        for name in (name for i in numbers for name in self._phase.units[i].names):
             gradients[name] = self._gradients[name]
             marks.add(self._marks[name])
             self._untaken[name] -= 1
@@ -108,11 +108,11 @@ class Arrivals:
                 del self._gradients[name], self._marks[name]
         return gradients, marks
 
-    def done(self, index: int) -> list[Ticket]:
-        """Note that a unit is done; return the tickets that nothing is owed to any more."""
-        paid = []
+    def done(self, numbers: Iterable[int]) -> list[Ticket]:
+        """Note that units are done; return the tickets that nothing is owed to any more."""
+        over, paid = set(numbers), []
         for ticket, units in list(self._tickets.items()):
-            units.discard(index)
+            units -= over
             if not units:
                 del self._tickets[ticket]
                 paid.append(ticket)

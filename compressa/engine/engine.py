@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import starmap
 
 import torch
 
@@ -32,10 +31,11 @@ from compressa.engine.sharing.link_sharing import gate_for
 from compressa.engine.start.startup import agree_on_order, sums_of
 from compressa.engine.task import Task
 from compressa.engine.undo import Undo
-from compressa.engine.units.bundles import Bundle, Bundles, following
-from compressa.engine.units.phase import Phase
+from compressa.engine.units.bundles import Bundle, Bundles
+from compressa.engine.units.phase import Member, Phase
 from compressa.engine.units.phases import Phases
 from compressa.engine.units.planning import Planning
+from compressa.engine.units.unit_runtime import UnitRuntime, give_back
 from compressa.engine.units.units import UnitSizes
 from compressa.engine.units.world import world_of
 from compressa.errors import CompressaError, StateError
@@ -87,9 +87,8 @@ class Engine:
         self._error: CompressaError | None = None  # of every call from now on
         self._failure: CompressaError | None = None
         self._arrivals = Arrivals({p.name: p.shape for p in parameters})
-        self._bundles: Bundles | None = None  # where units go together
         self._context = StepContext(0)
-        self._rollback: Phase | None = None
+        self._rollback: Sequence[UnitRuntime] = ()  # under loss scaling
         self.undo = Undo(self.state) if config.engine.recover else None
         self.interrupted = False
         self.planning = Planning(session.control, config.schedule, config.exchange.deadline_s)
@@ -140,9 +139,7 @@ class Engine:
                 self._timeline.arrived(step, gradients.keys(), complete)
             self.planning.profiler.arrived(gradients)
             self.planning.profiler.ready(complete)
-            b = self._bundles
-            groups = [([i], None) for i in complete] if b is None else b.complete(complete)
-            ready = list(starmap(self._task, groups))
+            ready = list(map(self._task, self._bundles.complete(complete)))
         if not ready and not self._arrivals.owes(ticket):
             ticket.set_result(None)
         for task in ready:
@@ -296,8 +293,7 @@ class Engine:
             self._timeline.watch(self.transport)
             self._communication.begun = self._timeline.begun if self.tracer.on else None
         self.device_stream.follow(mark)  # the caller may have written to the state
-        if self._rollback is not None:
-            self._give_back()
+        self._give_back()
         if step != self._expected or step >= self._phase.end_step:
             self._phase = self._enter(self._phases, step)
         if self.planning.replans:
@@ -305,10 +301,9 @@ class Engine:
         self.planning.profiler.begin()
         self._expected = step + 1
         self._context = StepContext(step, self.transport.epoch, loss_scale or 1.0, hold_zeros)
-        self._rollback = self._phase if loss_scale is not None else None
         self._arrivals.begin(self._phase)
-        if self._bundles is not None:
-            self._bundles.begin()
+        self._bundles.begin(self.planning.together)
+        self._rollback = () if loss_scale is None else self._bundles.running
         self._ledger.steps += 1
         self.step = step
         self._doing.begin(f"computing step {step}")
@@ -326,14 +321,13 @@ class Engine:
             raise
         if step_plan is not None:
             self._communication.follow(*step_plan)
-        self._bundles = following(self._bundles, self._phase, self.planning)
 
     def _give_back(self) -> None:
         """If the last step overflowed under loss scaling, its optimizer step was skipped."""
-        phase, self._rollback = self._rollback, None
-        if phase is not None:
+        units, self._rollback = self._rollback, ()
+        if units:
             with self.device_stream.current():
-                phase.give_back(self._context)
+                give_back(units, self._context)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
         sizes = UnitSizes.of(self._config)
@@ -348,22 +342,20 @@ class Engine:
         agree_on_order(self.session.all_gather, step, step_plan.launches)
         self._communication.follow(*step_plan)
         self._timeline.enter(phase)
-        self._bundles = following(self._bundles, phase, self.planning)
+        self._bundles = Bundles(phase, self.device_stream)
         return phase
 
-    def _task(self, units: Sequence[int], bundle: Bundle | None = None) -> Task:
-        programs, name = list(map(self._program, units)), self._phase.units[units[0]].name
-        program = programs[0]
-        if bundle is not None:
-            program, name = bundle.program(programs), bundle.name
-        return Task(units[0], name, self._context.step, program, partial(self._finished, units))
+    def _task(self, bundle: Bundle) -> Task:
+        program = bundle.program(list(map(self._program, bundle.members)))
+        step, finished = self._context.step, partial(self._finished, bundle.numbers)
+        return Task(bundle.numbers[0], bundle.name, step, program, finished)
 
-    def _program(self, index: int) -> Program[None]:
-        gradients, marks = self._arrivals.take(index)
-        unit, before = self._phase.units[index], partial(self.device_stream.after, marks)
+    def _program(self, member: Member) -> Program[None]:
+        gradients, marks = self._arrivals.take(member.numbers)
+        unit, before = member.unit, partial(self.device_stream.after, marks)
         self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
-        check, carriers = self._rollback is not None, self._phase.carriers[index]
-        return unit.program(gradients, self._context, carriers, check_finite=check, before=before)
+        context, check = self._context, bool(self._rollback)
+        return unit.program(gradients, context, member.carriers, check_finite=check, before=before)
 
     def _finished(self, units: Sequence[int], error: BaseException | None) -> None:
         """On the communication thread: units that go together are done, or failed."""
@@ -371,7 +363,7 @@ class Engine:
             self._communication.fail(wrapped(error))
             return
         with self._lock:
-            done = [ticket for index in units for ticket in self._arrivals.done(index)]
+            done = self._arrivals.done(units)
             over = not self._arrivals.open
         if over:
             self._communication.step_over()
@@ -389,8 +381,7 @@ class Engine:
 
     def _timed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
         self._ledger.add_time(self._phase.units[task.unit].label, stage, seconds)
-        units = [task.unit] if self._bundles is None else self._bundles.of(task.unit).units
-        self.planning.profiler.computed(units, stage, seconds)
+        self.planning.profiler.computed(self._bundles.of(task.unit).numbers, stage, seconds)
         if self.tracer.on:
             self._timeline.computed(task, stage, started_s, seconds)
 

@@ -140,7 +140,7 @@ class LoopbackRank:
         return Phase(rules.parameters, rules.compressors, step, rules.sizes, world, self._sums)
 
     def _task(self, index: int, context: StepContext) -> Task:
-        unit, carriers = self.phase.units[index], self.phase.carriers[index]
+        _, unit, carriers = self.phase.members[index]
         program = unit.program(self.gradients, context, carriers, check_finite=True)
         finished = partial(self._finished, index)
         return Task(index, unit.name, context.step, program, finished)

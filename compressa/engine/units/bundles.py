@@ -2,9 +2,11 @@
 
 Units are small at both ends so that what is urgent may go first. Where training waits for all of
 them anyway, each would still cost a task, pieces of work for other threads, and messages. So there
-as many neighbours go together as one unit would hold if order were all the same: what they compute
-is one piece of work, and what they send leaves as one message. Each unit has its own payload and
-its own sums as before, so no bit depends on it.
+as many neighbours go together as one unit would hold if order were all the same.
+
+They become one unit, with one payload, where that changes no value: each scope is compressed as it
+would be alone, and sums go by rank. Else each has its own payload and its own sums as before; what
+they compute is one piece of work, and what they send leaves as one message.
 
 Only units of one kind go together, whose exchanges are the same on every rank, but for bytes: so
 all ranks do the same at the same time, and join the same messages.
@@ -14,14 +16,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
-from compressa.engine.units.phase import Phase
-from compressa.engine.units.planning import Planning
+from compressa.compressor import Compressor
+from compressa.engine.device_stream import DeviceStream, resources_for
+from compressa.engine.units.phase import Member, Phase
+from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.engine.units.units import usual_full
 
 # To copy more side by side takes longer than the messages that it spares.
@@ -32,19 +36,25 @@ class Bundle:
     """Some units of a phase, in the order of their numbers.
 
     Args:
-        units: Their numbers.
+        members: The units, or what stands for them.
         name: For people.
         joins: Whether messages are joined, where their lengths are known.
+
+    Attributes:
+        members: As given.
+        name: As given.
+        numbers: Of all units.
     """
 
-    def __init__(self, units: Sequence[int], name: str, *, joins: bool = True) -> None:
-        self.units = tuple(units)
+    def __init__(self, members: Sequence[Member], name: str, *, joins: bool = True) -> None:
+        self.members = tuple(members)
         self.name = name
+        self.numbers = [number for member in members for number in member.numbers]
         self._joins = joins
         self._rooms: dict[Hashable, torch.Tensor] = {}
 
     def program(self, programs: Sequence[Program[None]]) -> Program[None]:
-        """Return what runs the units' programs, one operation of each at a time."""
+        """Return what runs the members' programs, one operation of each at a time."""
         return programs[0] if len(programs) == 1 else self._side_by_side(programs)
 
     def _side_by_side(self, programs: Sequence[Program[None]]) -> Program[None]:
@@ -130,41 +140,54 @@ class Bundles:
 
     Args:
         phase: Whose units.
-
-    Attributes:
-        phase: As given.
+        device_stream: Where units that are joined have their memory.
     """
 
-    def __init__(self, phase: Phase) -> None:
-        self.phase = phase
-        made = [_bundle(phase, units) for units in _neighbours(phase)]
-        self._of = {unit: bundle for bundle in made for unit in bundle.units}
-        self._missing: dict[Bundle, int] = {}
+    def __init__(self, phase: Phase, device_stream: DeviceStream) -> None:
+        self._phase = phase
+        self._device_stream = device_stream
+        self._alone = _by_unit([Bundle([member], member.unit.name) for member in phase.members])
+        self._of, self._missing = self._alone, dict[Bundle, int]()
 
-    def begin(self) -> None:
-        """Begin a step."""
-        self._missing = {bundle: len(bundle.units) for bundle in self._of.values()}
+    def begin(self, together: bool) -> None:
+        """Begin a step.
 
-    def complete(self, units: Iterable[int]) -> list[tuple[tuple[int, ...], Bundle]]:
-        """Note that units are complete; return the bundles that are now, with their units."""
+        Args:
+            together: Whether neighbours go together in it; else each unit goes alone.
+
+        Raises:
+            BackendUnavailable: There is not enough memory for units that are joined.
+        """
+        self._of = self._together if together else self._alone
+        self._missing = {bundle: len(bundle.numbers) for bundle in self._of.values()}
+
+    def complete(self, units: Iterable[int]) -> list[Bundle]:
+        """Note that units are complete; return the bundles that are now."""
         done = []
         for unit in units:
             bundle = self._of[unit]
             self._missing[bundle] -= 1
             if not self._missing[bundle]:
-                done.append((bundle.units, bundle))
+                done.append(bundle)
         return done
 
     def of(self, unit: int) -> Bundle:
         """Return what a unit is in."""
         return self._of[unit]
 
+    @property
+    def running(self) -> list[UnitRuntime]:
+        """What is run in this step, joined units once."""
+        return [member.unit for bundle in self._missing for member in bundle.members]
 
-def following(now: Bundles | None, phase: Phase, planning: Planning) -> Bundles | None:
-    """Return the bundles of a phase, those that there are if they are its; None to have none."""
-    if not planning.together:
-        return None
-    return now if now is not None and now.phase is phase else Bundles(phase)
+    @cached_property
+    def _together(self) -> dict[int, Bundle]:
+        with self._device_stream.current(), resources_for("payloads"):
+            return _by_unit([_bundle(self._phase, group) for group in _neighbours(self._phase)])
+
+
+def _by_unit(bundles: Sequence[Bundle]) -> dict[int, Bundle]:
+    return {number: bundle for bundle in bundles for number in bundle.numbers}
 
 
 def _neighbours(phase: Phase) -> list[list[int]]:
@@ -187,10 +210,13 @@ def _neighbours(phase: Phase) -> list[list[int]]:
 
 
 def _bundle(phase: Phase, numbers: Sequence[int]) -> Bundle:
-    units = [phase.units[i] for i in numbers]
-    more, payload_bytes = len(units) - 1, sum(unit.payload_bytes for unit in units)
-    name = f"{units[0].name} (+{more})" if more else units[0].name
-    return Bundle(numbers, name, joins=payload_bytes <= _MOST_PART_BYTES * len(units))
+    alike: defaultdict[Compressor, list[int]] = defaultdict(list)
+    for number in numbers:
+        alike[phase.units[number].compressor].append(number)
+    members = [member for group in alike.values() for member in phase.joined(group)]
+    more, payload_bytes = len(numbers) - 1, sum(phase.units[i].payload_bytes for i in numbers)
+    name = phase.units[numbers[0]].name + (f" (+{more})" if more else "")
+    return Bundle(members, name, joins=payload_bytes <= _MOST_PART_BYTES * len(numbers))
 
 
 def _alike(exchanges: Sequence[Exchange]) -> bool:

@@ -86,7 +86,7 @@ class Lockstep:
         context = StepContext(self.next_step)
         self.next_step += 1
         for index in range(len(self._units[0])):
-            _run(
+            run_alike(
                 [
                     self._program(rank, index, own, context, check_finite)
                     for rank, own in enumerate(gradients)
@@ -118,14 +118,14 @@ class Lockstep:
         return unit.program(gradients, context, carriers, check_finite=check_finite)
 
 
-def _run(programs: Sequence[Program[None]], touch: Touch) -> None:
-    """Run programs that ask for the same exchanges in the same order."""
+def run_alike(programs: Sequence[Program[None]], touch: Touch = lambda data: data) -> None:
+    """Run programs, one of each rank, that ask for the same exchanges in the same order."""
     asked = [_advance(program, None) for program in programs]
     while asked[0] is not None:
         if isinstance(asked[0], Together):
             together = [operation for operation in asked if isinstance(operation, Together)]
             for side_by_side in zip(*(each.programs for each in together), strict=True):
-                _run(side_by_side, touch)
+                run_alike(side_by_side, touch)
             answers: Sequence[object] = [None] * len(programs)
         else:
             exchanges = [operation for operation in asked if isinstance(operation, Exchange)]

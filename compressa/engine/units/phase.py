@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from compressa.aggregators.base import StepContext, World
+from compressa.aggregators.base import World
 from compressa.compressor import Compressor
-from compressa.engine.units.sums import Sums
-from compressa.engine.units.unit_runtime import UnitRuntime, all_delivered_finite
-from compressa.engine.units.units import UnitSizes, build_units
-from compressa.parameters import ParameterInfo
+from compressa.engine.units.sums import Carrier, Sums
+from compressa.engine.units.unit_runtime import UnitRuntime
+from compressa.engine.units.units import Unit, UnitSizes, build_units
+from compressa.parameters import Layout, ParameterInfo
 from compressa.schedulers import (
     POLICIES,
     Conditions,
@@ -38,6 +38,20 @@ class StepPlan(NamedTuple):
     launches: Sequence[Name]
 
 
+class Member(NamedTuple):
+    """One of those that are run in a step: a unit, or what stands for several.
+
+    Attributes:
+        numbers: Of the units.
+        unit: What is run.
+        carriers: Of each of its rounds; see `Sums.carrier`.
+    """
+
+    numbers: tuple[int, ...]
+    unit: UnitRuntime
+    carriers: Sequence[Carrier]
+
+
 class Phase:
     """Units, their aggregators, and the plan of a stretch of steps.
 
@@ -54,7 +68,7 @@ class Phase:
         end_step: The first step after it; infinite where none is known.
         sums: As given.
         units: In the order in which backward readies them, by number.
-        carriers: By unit, what carries each of its rounds; see `Sums.carrier`.
+        members: Each unit with what carries its rounds, by number.
         units_of: By parameter name, the numbers of the units that it has a part in.
     """
 
@@ -72,18 +86,27 @@ class Phase:
         later = (b for b in breakpoints(compressors) if b > step)
         self.end_step: float = min(later, default=math.inf)
         self.sums = sums
-        self.units = [UnitRuntime(unit, world) for unit in build_units(parameters, now, sizes)]
-        self.carriers = [list(map(sums.carrier, unit.rounds)) for unit in self.units]
+        self._world = world
+        units = enumerate(build_units(parameters, now, sizes))
+        self.members = [self._member((i,), UnitRuntime(unit, world)) for i, unit in units]
+        self.units = [member.unit for member in self.members]
         self.units_of: defaultdict[str, list[int]] = defaultdict(list)
         for index, unit in enumerate(self.units):
             for name in unit.names:
                 self.units_of[name].append(index)
 
-    def give_back(self, context: StepContext) -> None:
-        """Take back what a step sent whose gradients are not all finite: it was skipped."""
-        if not all_delivered_finite(self.units):
-            for unit in self.units:
-                unit.aggregator.rollback(context)
+    def joined(self, numbers: Sequence[int]) -> list[Member]:
+        """Return what stands for units of one compressor: themselves, if it could change a bit."""
+        alone, units = [self.members[i] for i in numbers], [self.units[i] for i in numbers]
+        if len(units) == 1 or not all(unit.aggregator.joinable for unit in units):
+            return alone
+        layout = Layout.join([unit.layout for unit in units])
+        joined = UnitRuntime(Unit(layout, units[0].compressor), self._world)
+        by_rank = all(map(self.sums.by_rank, (r for unit in [joined, *units] for r in unit.rounds)))
+        return [self._member(tuple(numbers), joined)] if by_rank else alone
+
+    def _member(self, numbers: tuple[int, ...], unit: UnitRuntime) -> Member:
+        return Member(numbers, unit, list(map(self.sums.carrier, unit.rounds)))
 
     def end(self, step: int) -> None:
         """End before a step, from which on something else is in force; or earlier, if it does."""

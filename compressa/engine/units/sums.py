@@ -255,6 +255,16 @@ class Sums:
         row = ALL_GATHERS[name] if round_.verb is Verb.ALL_GATHER else self._row(name)
         return row.symmetric(self._transport.size)
 
+    def by_rank(self, round_: Round) -> bool:
+        """Return whether a round has every value summed in the order of ranks, or not at all.
+
+        Then none of them depends on what else is summed with it.
+        """
+        if round_.verb is not Verb.ALL_REDUCE:
+            return round_.verb is Verb.ALL_GATHER
+        row = ALGORITHMS.get(self.algorithm(round_))
+        return row is not None and (row.by_rank or self._transport.size == 2)
+
     def _fastest(self, size_bytes: int) -> str:
         """What the link's figures predict for a sum; without any, what is mostly right."""
         backend = self._transport.sums and not self._overtaking

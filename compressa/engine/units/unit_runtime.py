@@ -35,7 +35,8 @@ class UnitRuntime:
     Attributes:
         layout: The unit's segments.
         name: For people.
-        label: The compressor's name, for statistics.
+        compressor: The unit's.
+        label: Its name, for statistics.
         names: Of the parameters that it has a part of.
         aggregator: Combines it.
         rounds: The aggregator's.
@@ -45,7 +46,7 @@ class UnitRuntime:
 
     def __init__(self, unit: Unit, world: World) -> None:
         self.layout, self.name = unit.layout, unit.layout.name
-        self.label = _label(unit.compressor)
+        self.compressor, self.label = unit.compressor, _label(unit.compressor)
         self.aggregator = build_aggregator(unit.compressor, unit.layout, world)
         self.rounds = self.aggregator.rounds
         self.names = frozenset(s.parameter.name for s in unit.layout.segments)
@@ -169,6 +170,14 @@ def all_delivered_finite(units: Iterable[UnitRuntime]) -> bool:
     if on_gpu:
         known.append(torch.stack(on_gpu).amax().item())
     return all(map(math.isfinite, known))
+
+
+def give_back(units: Iterable[UnitRuntime], context: StepContext) -> None:
+    """Take back what units sent in a step whose gradients are not all finite: it was skipped."""
+    units = list(units)
+    if not all_delivered_finite(units):
+        for unit in units:
+            unit.aggregator.rollback(context)
 
 
 def _largest(values: list[torch.Tensor]) -> torch.Tensor | float:

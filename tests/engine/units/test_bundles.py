@@ -62,7 +62,7 @@ def told(
     asked: list[Any] = []
     programs = [unit(i, own, log, exact) for i, own in enumerate(sizes)]
     if together:
-        run(Bundle(range(len(sizes)), "all", joins=joins).program(programs), asked)
+        run(Bundle([], "all", joins=joins).program(programs), asked)
     else:
         for program in programs:
             run(program, asked)
@@ -100,7 +100,7 @@ def test_what_is_large_is_not_copied() -> None:
 
 
 def test_memory_is_the_same_in_every_step() -> None:
-    bundle = Bundle(range(2), "both")
+    bundle = Bundle([], "both")
     places = set()
     for _ in range(3):
         asked: list[Any] = []
@@ -119,7 +119,7 @@ def test_units_that_do_different_things_do_them_side_by_side() -> None:
 
     log: list[Any] = []
     asked: list[Any] = []
-    run(Bundle(range(2), "both").program([unit(0, [3], log), other()]), asked)
+    run(Bundle([], "both").program([unit(0, [3], log), other()]), asked)
     assert [type(each) for each in asked] == [Compute, Together, Exchange, BackendAllReduce]
     assert log == [(0, 0, [1, 2, 3])]
 
@@ -131,7 +131,7 @@ def test_sums_side_by_side_have_names_for_all_their_exchanges() -> None:
         yield LoweredSum(None, torch.zeros(2), exchanges, 8, 1)
 
     asked: list[Any] = []
-    run(Bundle(range(2), "both").program([sums(3), sums(2)]), asked)
+    run(Bundle([], "both").program([sums(3), sums(2)]), asked)
     (together,) = (each for each in asked if isinstance(each, Together))
     assert together.stages == 3
 
@@ -141,7 +141,7 @@ def test_programs_side_by_side_within_others_have_names_as_well() -> None:
         yield Together([unit(i, [4, 4], [], exact=False) for i in range(segments)], 2)
 
     asked: list[Any] = []
-    run(Bundle(range(2), "both").program([segmented(3), segmented(2)]), asked)
+    run(Bundle([], "both").program([segmented(3), segmented(2)]), asked)
     outer = next(each for each in asked if isinstance(each, Together))
     assert outer.stages == 6
     assert outer.exchanges == 12
@@ -157,7 +157,7 @@ def test_all_programs_are_closed_when_one_fails() -> None:
         finally:
             closed.append(True)
 
-    program = Bundle(range(2), "both").program([waits(), waits()])
+    program = Bundle([], "both").program([waits(), waits()])
     program.send(None)
     program.close()
     assert closed == [True, True]
