@@ -24,7 +24,7 @@ from .bitpack import (
     unpack_bits,
 )
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise, sum_blockwise
-from .blockwise_mean import Owned, Packed, average_blockwise
+from .blockwise_mean import BlockwiseMeans, Owned, Packed, average_blockwise, average_vectors
 from .casts import narrow, sum_casts, widen
 from .checksums import checksum
 from .chunks import absorb_chunks, add_chunks, take_largest_chunks
@@ -66,6 +66,7 @@ from .strata import multiply_by_strata, stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
+    "BlockwiseMeans",
     "BlockwisePart",
     "BlockwiseParts",
     "BlockwiseVector",
@@ -86,6 +87,7 @@ __all__ = [
     "all_finite",
     "are_places",
     "average_blockwise",
+    "average_vectors",
     "block_count",
     "check_increasing",
     "check_indices",

@@ -10,7 +10,7 @@ For arrays on a CPU only: a GPU takes all scopes at once at each of these stages
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ._arrays import F32, U8, check_array, check_feedback, check_loss_scale
 from ._backends import backend
 from .blockwise import Form, check_payload, dequantize_blockwise, quantize_blockwise
 from .feedback import absorb_residual
+from .multi_tensor import BlockwiseParts, BlockwiseVectors, check_payloads
 from .philox import Noise, check_noise
 
 
@@ -117,3 +118,92 @@ def average_blockwise(
     if owned is not None:
         np.copyto(owned.residual, owned.kept, where=~np.isfinite(x))
     dequantize_blockwise(mean.codes, mean.scales, x, form=form, offsets=mean.offsets)
+
+
+class BlockwiseMeans:
+    """Vectors whose means are made in one call, checked once; a step then only names what was sent.
+
+    Args:
+        vectors: Own float32 values, which are overwritten; where their means are quantised to; and
+            their residuals.
+        parts: The same values, and where in what is sent their arrays begin.
+        kept: As `Owned.kept`, of each vector that has a residual.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or the forms are no integers, or differ.
+
+    Attributes:
+        vectors: As given.
+        parts: As given.
+        kept: As given.
+        kernel: The backend; None if made within `reference`.
+        prepared: What that has worked out for later calls; its own affair.
+    """
+
+    __slots__ = ("form", "kept", "kernel", "parts", "prepared", "vectors")
+
+    def __init__(
+        self, vectors: BlockwiseVectors, parts: BlockwiseParts, kept: Sequence[F32 | None]
+    ) -> None:
+        if not isinstance(vectors.form, Form) or parts.form != vectors.form:
+            raise ValueError(f"means are those of integers of one form, not of {vectors.form}")
+        for vector, undo in zip(vectors.vectors, kept, strict=True):
+            check_array("x", vector.x, np.float32, writable=True)
+            if (undo is None) != (vector.residual is None):
+                raise ValueError("what is kept goes with a residual")
+            if undo is not None:
+                check_array("kept", undo, np.float32, vector.x.shape, writable=True)
+        self.vectors, self.parts, self.kept = vectors, parts, tuple(kept)
+        self.form = vectors.form
+        self.kernel = backend("blockwise_mean", *(vector.x for vector in vectors.vectors), *kept)
+        self.prepared: Any = None
+
+
+def average_vectors(
+    means: BlockwiseMeans,
+    sent: Sequence[U8],
+    *,
+    weight: float,
+    noise: Noise | None = None,
+    loss_scale: float = 1.0,
+    mean_loss_scale: float = 1.0,
+) -> None:
+    """Average every vector of a list as `average_blockwise` does.
+
+    Args:
+        means: The vectors.
+        sent: Payloads, in the order in which they are added; uint8[payload_bytes] each, at an
+            address that is a multiple of 4.
+        weight: Factor on the own values and on those that were sent.
+        noise: As `multi_tensor_quantize` takes it.
+        loss_scale: See `Owned`.
+        mean_loss_scale: See `Owned`.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A payload's shape or layout is wrong, or a scale.
+    """
+    check_payloads(means.parts, sent)
+    check_loss_scale(loss_scale)
+    check_loss_scale(mean_loss_scale)
+    if means.kernel:
+        scales = loss_scale, mean_loss_scale
+        means.kernel.average_vectors(means, sent, weight=weight, noise=noise, scales=scales)
+        return
+    for vector, part, undo in zip(
+        means.vectors.vectors, means.parts.parts, means.kept, strict=True
+    ):
+        x, codes, units, offsets, left, *_ = vector
+        owned = None
+        if left is not None and undo is not None:
+            owned = Owned(left, undo, loss_scale, mean_loss_scale)
+        average_blockwise(
+            x,
+            [Packed(*part.arrays(payload, means.form)) for payload in sent],
+            Packed(codes, units, offsets),
+            form=means.form,
+            weight=weight,
+            noise=vector.noise(noise),
+            owned=owned,
+        )

@@ -236,7 +236,7 @@ def multi_tensor_sum(batch: BlockwiseParts, payloads: Sequence[U8], *, weight: f
         TypeError: A dtype is wrong.
         ValueError: A payload's shape, layout or device is wrong.
     """
-    _check_payloads(batch, payloads)
+    check_payloads(batch, payloads)
     if batch.kernel:
         batch.kernel.multi_tensor_sum(batch, payloads, weight=weight)
         return
@@ -268,7 +268,7 @@ def multi_tensor_dequantize(
         TypeError: A dtype is wrong.
         ValueError: The payload's shape, layout or device is wrong.
     """
-    _check_payloads(batch, [payload])
+    check_payloads(batch, [payload])
     if add and any(part.out.dtype != np.float32 for part in batch.parts[:1]):
         raise TypeError(f"what is added to must be float32, not {batch.parts[0].out.dtype}")
     if batch.kernel:
@@ -317,7 +317,8 @@ def _check_part(part: BlockwisePart, form: BlockForm, payload_bytes: int) -> Non
         raise ValueError(f"{part[1:]} of {n} elements do not lie in {payload_bytes} bytes")
 
 
-def _check_payloads(batch: BlockwiseParts, payloads: Sequence[U8]) -> None:
+def check_payloads(batch: BlockwiseParts, payloads: Sequence[U8]) -> None:
+    """Refuse what is no payload of a list; see `multi_tensor_sum`."""
     size = batch.payload_bytes
     for payload in payloads:
         check_array("payload", payload, np.uint8, (size,))

@@ -21,7 +21,6 @@ from compressa.aggregators.base import State, StepContext
 from compressa.aggregators.momentum import Momentum, Velocity
 from compressa.arrays import as_array, scratch_tensor, surely_finite
 from compressa.codecs.base import Codec, Draw
-from compressa.codecs.fused import Kept
 from compressa.errors import ConfigError
 from compressa.kernels.feedback import absorb_residual
 from compressa.parameters import Segment
@@ -208,19 +207,9 @@ class OwnedResidual:
         self._kept = torch.zeros(elems, device=residual.device)
         self._held = False
 
-    def lent(self, context: StepContext, ranks: int, *, held: bool) -> Kept | None:
-        """Return what one pass may do `absorb` and `encode` in; None if the rule asks for more.
-
-        Args:
-            context: The step.
-            ranks: How many they are.
-            held: Whether the residual must wait.
-        """
-        if held or not self._residual.rule.conserves_mass:
-            return None
+    def lend(self) -> None:
+        """Have one pass do `absorb` and `encode` in this step, which nothing holds back."""
         self._held = False
-        values = self._residual.open(context)
-        return Kept(values, self._kept, context.loss_scale, context.loss_scale / ranks)
 
     def absorb(self, x: torch.Tensor, context: StepContext, *, held: bool) -> None:
         """Add the residual to the own gradient, and note what to keep if the step fails.

@@ -7,15 +7,16 @@ is another one than before, as after DDP has rebuilt its buckets, it is worked o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import repeat
 from operator import attrgetter
 from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from compressa.aggregators.base import Scope, State, StepContext, residual_key
+from compressa.aggregators.base import Scope, State, StepContext, held_back, residual_key
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.codecs.base import Codec
-from compressa.codecs.fused import Decoder, Encoder, Item
+from compressa.codecs.fused import Averager, Decoder, Encoder, Item
 
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ class MultiTensor:
         self._residuals = list(map(residual_key, names))
         self._encoders: _Remembered[Encoder | None] = _Remembered()
         self._decoders: _Remembered[Decoder | None] = _Remembered()
+        self._averagers: _Remembered[Averager | None] = _Remembered()
 
     def encoder(
         self, gradients: Sequence[Tensor], context: StepContext, payload: Tensor
@@ -99,7 +101,35 @@ class MultiTensor:
             lambda: make(self._items(gradients, False), self._payload_bytes),
         )
 
-    def _items(self, gradients: Sequence[Tensor], feedback: bool) -> list[Item]:
+    def averager(
+        self,
+        gradients: Sequence[Tensor],
+        context: StepContext,
+        payload: Tensor,
+        undo: Sequence[Tensor | None],
+    ) -> Averager | None:
+        """Return what makes the means of these gradients; None if each scope has to go by itself.
+
+        Args:
+            gradients: The unit's.
+            context: The step; scopes go by themselves if one's residual has to wait.
+            payload: uint8, that of all scopes.
+            undo: By scope, the same memory in every step; see `Item`.
+        """
+        make, rule = self._fused.averager, self._feedback
+        if make is None or (rule and not rule.conserves_mass):
+            return None
+        if rule and any(held_back(scope.of(gradients), context) for scope, _ in self._scopes):
+            return None
+        residuals = map(self._state.vectors.__getitem__, self._residuals)
+        return self._averagers.at(
+            (payload.data_ptr(), *_addresses(gradients), *_addresses(list(residuals))),
+            lambda: make(self._items(gradients, rule is not None, undo), payload),
+        )
+
+    def _items(
+        self, gradients: Sequence[Tensor], feedback: bool, undo: Sequence[Tensor | None] = ()
+    ) -> list[Item]:
         return [
             Item(
                 values=scope.of(gradients),
@@ -107,8 +137,9 @@ class MultiTensor:
                 parameter=scope.segment.parameter.index,
                 first=scope.segment.start,
                 residual=scope.residual(self._state) if feedback else None,
+                undo=kept,
             )
-            for scope, start in self._scopes
+            for (scope, start), kept in zip(self._scopes, undo or repeat(None), strict=False)
         ]
 
 

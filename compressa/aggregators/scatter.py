@@ -34,7 +34,6 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import widened
 from compressa.codecs.base import Codec
-from compressa.codecs.fused import Averaging
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.accumulator import Span
 from compressa.collectives.choice import ROUND_ROBIN
@@ -179,36 +178,23 @@ class _OwnShard:
         if self.buffer.is_cuda:
             return self._encode_all(arrived, gradients, context)
         own, payload = self.payload, self.buffer
+        undo = [None if owned is None else owned.kept for owned in self._owned]
+        averager = own.averager(gradients, context, payload, undo)
+        if averager is not None:
+            for owned in filter(None, self._owned):
+                owned.lend()
+            draw, scale = own.draw(own.scopes[0], context, owner=True), context.loss_scale
+            ranks = self._world.size
+            averager.average(list(arrived.values()), draw, 1.0 / ranks, scale, scale / ranks)
+            return own.seal(payload, context, own.body_bytes)
         parts = {sender: own.parts(part) for sender, part in arrived.items()}
         offset = HEADER_BYTES
         for i, scope in enumerate(own.scopes):  # one by one, so that each stays in the cache
             sent = {sender: part[i][1] for sender, part in parts.items()}
             room = own.room(payload, offset, scope)
-            length = self._average_in_one_pass(i, sent, room, gradients, context)
-            if length is None:
-                length = self._average(i, sent, room, gradients, context)
+            length = self._average(i, sent, room, gradients, context)
             offset = own.advance(payload, offset, length)
         return own.seal(payload, context, offset - HEADER_BYTES)
-
-    def _average_in_one_pass(
-        self,
-        i: int,
-        sent: Mapping[int, torch.Tensor],
-        room: torch.Tensor,
-        gradients: Sequence[torch.Tensor],
-        context: StepContext,
-    ) -> int | None:
-        """Do what `_average` does where codec and feedback allow; else do nothing."""
-        own, owned, ranks = self.payload, self._owned[i], self._world.size
-        scope, kept, average = own.scopes[i], None, own.codec.fused.average
-        x, draw = scope.of(gradients), own.draw(scope, context, owner=True)
-        if average is None or x.dtype is not torch.float32:
-            return None
-        if owned is not None:
-            kept = owned.lent(context, ranks, held=held_back(x, context))
-            if kept is None:
-                return None
-        return average(Averaging(x, list(sent.values()), room, draw, 1.0 / ranks, kept))
 
     def _average(
         self,

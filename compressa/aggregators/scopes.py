@@ -16,7 +16,7 @@ from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.multi_tensor import MultiTensor
 from compressa.aggregators.scope_coding import decode, decode_sum, encode, residuals_of
 from compressa.codecs.base import Bounded, Codec, Draw
-from compressa.codecs.fused import Decoder
+from compressa.codecs.fused import Averager, Decoder
 from compressa.codecs.payload import (
     HEADER_BYTES,
     Header,
@@ -151,6 +151,17 @@ class ScopePayload:
             length = encode(self.codec, x, residual, room, draw, context)
             offset = self.advance(payload, offset, length)
         return self.seal(payload, context, offset - HEADER_BYTES)
+
+    def averager(
+        self,
+        gradients: Sequence[torch.Tensor],
+        context: StepContext,
+        payload: torch.Tensor,
+        undo: Sequence[torch.Tensor | None],
+    ) -> Averager | None:
+        """Return what makes the means of all scopes in one call; see `MultiTensor.averager`."""
+        multi_tensor = self._multi_tensor
+        return multi_tensor.averager(gradients, context, payload, undo) if multi_tensor else None
 
     def room(self, payload: torch.Tensor, offset: int, scope: Scope) -> torch.Tensor:
         """Return the memory for a scope's bytes that begin at `offset`."""

@@ -11,15 +11,14 @@ from typing import ClassVar, Literal
 
 import torch
 
-from compressa.arrays import as_array
 from compressa.bias import SMALLEST_NORMAL, Bias, Biased, Contraction, Range, Unbiased
 from compressa.codecs import bounds
 from compressa.codecs._kernel import Array, KernelCodec, Parts
+from compressa.codecs._multi_tensor import averager_of, fits_one_call
 from compressa.codecs.base import Draw
-from compressa.codecs.fused import Averaging, Fused, Kept
+from compressa.codecs.fused import Averager, Fused, Item
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
-from compressa.kernels.blockwise_mean import Owned, Packed, average_blockwise
 from compressa.kernels.philox import Noise
 
 
@@ -71,7 +70,7 @@ class Blockwise(KernelCodec):
     @cached_property
     def fused(self) -> Fused:
         """All that there is, and the average."""
-        return replace(super().fused, average=self._average)
+        return replace(super().fused, averager=self._averager)
 
     def noise(self, draw: Draw) -> Noise | None:
         """Return the random numbers of an encode, if it rounds at random."""
@@ -118,23 +117,11 @@ class Blockwise(KernelCodec):
             weight=weight,
         )
 
-    def _average(self, share: Averaging) -> int:
-        """Decode, average, encode the mean and decode it, block by block."""
-        elems = share.values.numel()
-        average_blockwise(
-            as_array(share.values),
-            [self._packed(payload, elems) for payload in share.sent],
-            self._packed(share.payload, elems),
-            form=self.form,
-            weight=share.weight,
-            noise=self.noise(share.draw),
-            owned=None if share.kept is None else _owned(share.kept),
-        )
-        return share.payload.numel()
-
-    def _packed(self, payload: torch.Tensor, elems: int) -> Packed:
-        scales, *offsets, codes = self.split(payload, elems)
-        return Packed(codes, scales, offsets[0] if offsets else None)
+    def _averager(self, items: Sequence[Item], payload: torch.Tensor) -> Averager | None:
+        on_cpu = not payload.is_cuda and all(x.values.dtype is torch.float32 for x in items)
+        if not (on_cpu and fits_one_call(items)):
+            return None
+        return averager_of(self, items, payload, self.form, self.noise if self.stochastic else None)
 
     def _in_block(self, elems: int) -> int:
         """Elements of the largest block."""
@@ -179,9 +166,3 @@ class Linear(Blockwise):
     def _make_form(self) -> blockwise.Form:
         statistic: blockwise.Statistic = "max" if self.mapping == "symmetric" else "range"
         return blockwise.Form(bits=self.bits, block=self.block, statistic=statistic)
-
-
-def _owned(kept: Kept) -> Owned:
-    return Owned(
-        as_array(kept.residual), as_array(kept.undo), kept.loss_scale, kept.mean_loss_scale
-    )

@@ -13,7 +13,8 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Draw
-from compressa.codecs.fused import Decoder, Encoder, Item
+from compressa.codecs.fused import Averager, Decoder, Encoder, Item
+from compressa.kernels.blockwise_mean import BlockwiseMeans, average_vectors
 from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.multi_tensor import (
     MOST_ELEMS,
@@ -72,6 +73,37 @@ class BlockwiseDecoder(Decoder):
         multi_tensor_sum(self._batch, list(map(as_array, payloads)), weight=weight)
 
 
+class BlockwiseAverager(Averager):
+    """Averages a list of vectors.
+
+    Args:
+        means: The vectors.
+        noise: Makes the random numbers of a step; None where none are drawn.
+    """
+
+    def __init__(self, means: BlockwiseMeans, noise: Callable[[Draw], Noise | None] | None) -> None:
+        self._means = means
+        self._noise = noise
+
+    def average(
+        self,
+        sent: Sequence[torch.Tensor],
+        draw: Draw,
+        weight: float,
+        loss_scale: float,
+        mean_loss_scale: float,
+    ) -> None:
+        """Take each block through all of it while it lies in the cache."""
+        average_vectors(
+            self._means,
+            list(map(as_array, sent)),
+            weight=weight,
+            noise=None if self._noise is None else self._noise(draw),
+            loss_scale=loss_scale,
+            mean_loss_scale=mean_loss_scale,
+        )
+
+
 def fits_one_call(items: Sequence[Item]) -> bool:
     """Whether scopes can be taken by one call."""
     fit = all(_fits(x.values) for x in items)
@@ -99,6 +131,34 @@ def encoder_of(
         form: What the codes look like.
         noise: Makes the random numbers of a step.
     """
+    return BlockwiseEncoder(_vectors(codec, items, payload, form), noise)
+
+
+def decoder_of(
+    codec: Codec, items: Sequence[Item], payload_bytes: int, form: BlockForm
+) -> BlockwiseDecoder:
+    """Return what decodes payloads of `payload_bytes` bytes to such scopes; see `encoder_of`."""
+    return BlockwiseDecoder(_parts(codec, items, payload_bytes, form))
+
+
+def averager_of(
+    codec: Codec,
+    items: Sequence[Item],
+    payload: torch.Tensor,
+    form: BlockForm,
+    noise: Callable[[Draw], Noise | None] | None,
+) -> BlockwiseAverager:
+    """Return what makes the means of scopes on a CPU, and encodes them; see `encoder_of`."""
+    kept = [None if item.undo is None else unowned(item.undo) for item in items]
+    vectors = _vectors(codec, items, payload, form)
+    return BlockwiseAverager(
+        BlockwiseMeans(vectors, _parts(codec, items, payload.numel(), form), kept), noise
+    )
+
+
+def _vectors(
+    codec: Codec, items: Sequence[Item], payload: torch.Tensor, form: BlockForm
+) -> BlockwiseVectors:
     vectors = []
     for item in items:
         ends = list(accumulate(codec.sections(item.values.numel()), initial=0))
@@ -115,19 +175,18 @@ def encoder_of(
             start=item.first,
         )
         vectors.append(vector)
-    return BlockwiseEncoder(BlockwiseVectors(vectors, form=form), noise)
+    return BlockwiseVectors(vectors, form=form)
 
 
-def decoder_of(
+def _parts(
     codec: Codec, items: Sequence[Item], payload_bytes: int, form: BlockForm
-) -> BlockwiseDecoder:
-    """Return what decodes payloads of `payload_bytes` bytes to such scopes; see `encoder_of`."""
+) -> BlockwiseParts:
     parts = []
     for item in items:
         heads = codec.sections(item.values.numel())[:-1]
         scales, *offsets, codes = accumulate(heads, initial=item.start)
         parts.append(BlockwisePart(unowned(item.values), codes, scales, *offsets))
-    return BlockwiseDecoder(BlockwiseParts(parts, form=form, payload_bytes=payload_bytes))
+    return BlockwiseParts(parts, form=form, payload_bytes=payload_bytes)
 
 
 def unowned(x: torch.Tensor) -> npt.NDArray[Any]:

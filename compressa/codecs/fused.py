@@ -21,44 +21,6 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What an owner keeps from step to step.
-
-    Attributes:
-        residual: float32; added to the own values, and then the error of the mean.
-        undo: As long; receives what is to be kept if the step fails.
-        loss_scale: What the values carry, and neither of the two does.
-        mean_loss_scale: What the mean carries, and its error as it is kept does not.
-    """
-
-    residual: torch.Tensor
-    undo: torch.Tensor
-    loss_scale: float
-    mean_loss_scale: float
-
-
-@dataclass(frozen=True)
-class Averaging:
-    """One scope, on a CPU, whose mean a rank computes and encodes.
-
-    Attributes:
-        values: The own values, float32; receives what the encoded mean decodes to.
-        sent: The others' payloads, checked, in the order in which they are added.
-        payload: Receives that of the mean.
-        draw: Counter of the random bits for the mean.
-        weight: Factor on the own values and on each payload's.
-        kept: What is kept of it; None for no feedback.
-    """
-
-    values: torch.Tensor
-    sent: Sequence[torch.Tensor]
-    payload: torch.Tensor
-    draw: Draw
-    weight: float
-    kept: Kept | None
-
-
-@dataclass(frozen=True)
 class Item:
     """One scope of several that are worked on in one call.
 
@@ -68,6 +30,7 @@ class Item:
         parameter: Of its `Draw`.
         first: The `Draw`'s `start`.
         residual: As in `Codec.encode_feedback`; None for no feedback.
+        undo: Of a mean: float32, as long; receives what its residual is to be if the step fails.
     """
 
     values: torch.Tensor
@@ -75,6 +38,7 @@ class Item:
     parameter: int
     first: int
     residual: torch.Tensor | None = None
+    undo: torch.Tensor | None = None
 
 
 class Encoder(ABC):
@@ -113,6 +77,32 @@ class Decoder(ABC):
         """Write the sum, as `Codec.decode_sum` does."""
 
 
+class Averager(ABC):
+    """Makes the means of several scopes in one call, where they were when it was made.
+
+    It keeps the addresses of all memory, which is the caller's to keep.
+    """
+
+    @abstractmethod
+    def average(
+        self,
+        sent: Sequence[torch.Tensor],
+        draw: Draw,
+        weight: float,
+        loss_scale: float,
+        mean_loss_scale: float,
+    ) -> None:
+        """Decode, average, encode the means and decode them to the own values.
+
+        Args:
+            sent: The others' payloads, checked, in the order in which they are added.
+            draw: Of any of the scopes' means.
+            weight: Factor on the own values and on each payload's.
+            loss_scale: What the values carry, and residuals do not.
+            mean_loss_scale: What the mean carries, and its error as it is kept does not.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ways:
     """A codec's core on arrays of a GPU. Each launches kernels, and does nothing else there.
@@ -144,8 +134,9 @@ class Fused:
         decode: (payload, out, draw), as `Codec.decode`; it checks the payload itself.
         decode_sum: (payloads, out, weight), as `Codec.decode_sum`; it checks the payloads itself,
             and also writes float16 and bfloat16, each sum rounded once.
-        average: (share) -> bytes of the mean's payload: decode, average, encode the mean and decode
-            it.
+        averager: (items, payload) -> what makes the means of these scopes, float32 on a CPU, and
+            encodes them to this payload, in one call; None if each goes by itself. For a codec that
+            has `encoder` and `decoder`.
         encoder: (items, payload) -> what encodes these scopes to this payload in one call; None if
             each goes by itself. To find out where all arrays of a small scope lie takes Python
             longer than their kernel, and to start that takes a GPU longer.
@@ -164,7 +155,7 @@ class Fused:
     decode_sum: (
         Callable[[Sequence[tuple[torch.Tensor, Draw]], torch.Tensor, float], None] | None
     ) = None
-    average: Callable[[Averaging], int] | None = None
+    averager: Callable[[Sequence[Item], torch.Tensor], Averager | None] | None = None
     encoder: Callable[[Sequence[Item], torch.Tensor], Encoder | None] | None = None
     decoder: Callable[[Sequence[Item], int], Decoder | None] | None = None
     ways: Ways | None = None

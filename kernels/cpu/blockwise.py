@@ -327,17 +327,32 @@ def dequantize_blockwise(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    factor, shape = np.float32(weight), shape_of(form)
+    Dequantizer(form)(codes, scales, offsets, out, weight, add)
 
-    def work(low: int, high: int) -> None:
-        blocks = slice(low // form.block, -(-high // form.block))
-        packed = codes[low * form.bits // 8 : -(-high * form.bits // 8)]
-        some = None if offsets is None else offsets[blocks]
-        bytes_, part = np.empty(form.block + 8, np.uint8), out[low:high]
-        room = np.empty(0, np.float32) if add else room_to_stream(part, form.block)
-        _dequantize(packed, scales[blocks], some, part, factor, add, bytes_, room, shape)
 
-    over_slices(out.size, form.block, work)
+class Dequantizer:
+    """Decodes, as often as it is called; see `dequantize_blockwise`."""
+
+    __slots__ = ("_shape",)
+
+    def __init__(self, form: Form) -> None:
+        self._shape = shape_of(form)
+
+    def __call__(
+        self, codes: U8, scales: F32, offsets: F32 | None, out: F32, weight: float, add: bool
+    ) -> None:
+        """Decode, or add."""
+        factor, shape, block = np.float32(weight), self._shape, self._shape.block
+
+        def work(low: int, high: int) -> None:
+            blocks = slice(low // block, -(-high // block))
+            packed = codes[low * shape.bits // 8 : -(-high * shape.bits // 8)]
+            some = None if offsets is None else offsets[blocks]
+            bytes_, part = np.empty(block + 8, np.uint8), out[low:high]
+            room = np.empty(0, np.float32) if add else room_to_stream(part, block)
+            _dequantize(packed, scales[blocks], some, part, factor, add, bytes_, room, shape)
+
+        over_slices(out.size, block, work)
 
 
 def sum_blockwise(

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._arrays import F32, I64, U8, U32
 from ..blockwise import Form
-from ..blockwise_mean import Owned, Packed
+from ..blockwise_mean import BlockwiseMeans, Owned, Packed
 from ..philox import Noise
 from ..threads import over_slices
 from ._feedback import effective, factors_of, magnitude_bits
@@ -113,6 +113,54 @@ def _average(
         )
 
 
+class Average:
+    """Averages the same values, as often as it is called; see `average_blockwise`."""
+
+    __slots__ = ("_arrays", "_block", "_mean", "_shape")
+
+    def __init__(
+        self, x: F32, mean: Packed, form: Form, residual: F32 | None, kept: F32 | None
+    ) -> None:
+        self._mean, self._arrays = mean, (x, residual, kept)
+        self._shape, self._block = shape_of(form), form.block
+
+    def __call__(
+        self, sent: Addresses, weight: float, noise: Noise | None, scales: tuple[float, float]
+    ) -> None:
+        """Average.
+
+        Args:
+            sent: Where the arrays of the others' payloads begin.
+            weight: As `average_blockwise` takes it.
+            noise: The same.
+            scales: The loss scale, and the mean's.
+        """
+        (x, residual, kept), shape, block = self._arrays, self._shape, self._block
+        codes, units, offsets = self._mean
+        factors = np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]
+
+        def work(low: int, high: int) -> None:
+            blocks = slice(low // block, -(-high // block))
+            _average(
+                x[low:high],
+                sent,
+                low,
+                codes[low * shape.bits // 8 : -(-high * shape.bits // 8)],
+                units[blocks],
+                None if offsets is None else offsets[blocks],
+                None if residual is None else residual[low:high],
+                None if kept is None else kept[low:high],
+                factors,
+                noise_key(noise, low),
+                noise_buffer(noise, block),
+                np.empty(block, np.float32),
+                np.empty(block + 8, np.uint8),
+                shape,
+            )
+
+        over_slices(x.size, block, work)
+
+
 def average_blockwise(
     x: F32,
     sent: Sequence[Packed],
@@ -123,36 +171,32 @@ def average_blockwise(
     noise: Noise | None = None,
     owned: Owned | None = None,
 ) -> None:
-    shape, begins = shape_of(form), _addresses(sent, mean)
-    loss_scale, mean_loss_scale = (1.0, 1.0) if owned is None else owned[2:]
-    factors = np.float32(loss_scale), np.float32(weight), factors_of(mean_loss_scale)[1]
-
-    def work(low: int, high: int) -> None:
-        blocks = slice(low // form.block, -(-high // form.block))
-        _average(
-            x[low:high],
-            begins,
-            low,
-            mean.codes[low * form.bits // 8 : -(-high * form.bits // 8)],
-            mean.scales[blocks],
-            None if mean.offsets is None else mean.offsets[blocks],
-            None if owned is None else owned.residual[low:high],
-            None if owned is None else owned.kept[low:high],
-            factors,
-            noise_key(noise, low),
-            noise_buffer(noise, form.block),
-            np.empty(form.block, np.float32),
-            np.empty(form.block + 8, np.uint8),
-            shape,
-        )
-
-    over_slices(x.size, form.block, work)
-
-
-def _addresses(sent: Sequence[Packed], mean: Packed) -> Addresses:
+    residual, kept, *scales = owned or (None, None, 1.0, 1.0)
     offsets = [packed.offsets for packed in sent if packed.offsets is not None]
-    return (
+    begins = (
         addresses([packed.codes for packed in sent]),
         addresses([packed.scales for packed in sent]),
         None if mean.offsets is None else addresses(offsets),
     )
+    Average(x, mean, form, residual, kept)(begins, weight, noise, (scales[0], scales[1]))
+
+
+def average_vectors(
+    means: BlockwiseMeans,
+    sent: Sequence[U8],
+    *,
+    weight: float,
+    noise: Noise | None,
+    scales: tuple[float, float],
+) -> None:
+    vectors = means.vectors.vectors
+    if means.prepared is None:
+        means.prepared = [
+            Average(v.x, Packed(v.codes, v.scales, v.offsets), means.form, v.residual, kept)
+            for v, kept in zip(vectors, means.kept, strict=True)
+        ]
+    begins = addresses(sent)
+    for vector, part, average in zip(vectors, means.parts.parts, means.prepared, strict=True):
+        offsets = None if part.offsets is None else begins + part.offsets
+        own = None if noise is None else vector.noise(noise)
+        average((begins + part.codes, begins + part.scales, offsets), weight, own, scales)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from kernel_cases import same_bits
 
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.codecs import Codec, Int4, Int8
-from compressa.codecs.fused import Averaging, Fused
+from compressa.codecs.fused import Fused, Item
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.wrappers import ErrorFeedback
@@ -25,7 +26,7 @@ class Int4ByStages(Int4):
 
     @property
     def fused(self) -> Fused:
-        return replace(super().fused, average=None)
+        return replace(super().fused, averager=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +35,23 @@ class Int8ByStages(Int8):
 
     @property
     def fused(self) -> Fused:
-        return replace(super().fused, average=None)
+        return replace(super().fused, averager=None)
 
 
-AVERAGED: list[Averaging] = []
+AVERAGED: list[Sequence[Item]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int4Watched(Int4):
-    """Int4 that books what it averages in one pass."""
+    """Int4 that books what it makes the means of in one call."""
 
     @cached_property
     def fused(self) -> Fused:
-        average = super().fused.average
-        assert average is not None
-        return replace(super().fused, average=lambda s: AVERAGED.append(s) or average(s))
+        make = super().fused.averager
+        assert make is not None
+        return replace(
+            super().fused, averager=lambda *given: AVERAGED.append(given[0]) or make(*given)
+        )
 
 
 def outcome(codec: Codec, feedback: bool, ranks: int) -> list[torch.Tensor]:

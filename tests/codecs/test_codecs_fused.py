@@ -93,7 +93,7 @@ def test_another_core_with_its_own_fused_ways_is_what_all_ways_do() -> None:
 
         @property
         def fused(self) -> Fused:
-            return replace(super().fused, encode_feedback=None, average=None, encoder=None)
+            return replace(super().fused, encode_feedback=None, averager=None, encoder=None)
 
     codec, x = Doubles(), torch.ones(300)
     payload, residual, out = torch.zeros(codec.wire_bytes(300), dtype=torch.uint8), x - x, x - x

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 from alike import alike_in_threads
-from compressa.kernels import Form, Noise, Owned, Packed, average_blockwise, block_count, reference
+from compressa.kernels import (
+    BlockwiseMeans,
+    BlockwisePart,
+    BlockwiseParts,
+    BlockwiseVector,
+    BlockwiseVectors,
+    Form,
+    Noise,
+    Owned,
+    Packed,
+    average_blockwise,
+    average_vectors,
+    block_count,
+    reference,
+)
+from compressa.kernels.onebit import SignForm
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import F32, SCALES, gradients, poisoned, residual_for, same_bits
@@ -85,6 +102,106 @@ def test_one_pass_has_the_bits_of_the_stages(
     with reference():
         specified = averaged(x, sent, form, residual, scale, noise)
     assert all(same_bits(a, b) for a, b in zip(ours, specified, strict=True))
+
+
+def in_bytes(payload: Packed) -> Any:
+    """A payload as it travels among others: each begins at a multiple of 8."""
+    parts = [a for a in (payload.scales, payload.offsets, payload.codes) if a is not None]
+    whole = np.concatenate([array.view(np.uint8) for array in parts])
+    return np.concatenate([whole, np.zeros(-whole.size % 8, np.uint8)])
+
+
+def part_of(out: F32, first: int, form: Form) -> BlockwisePart:
+    """Where that which begins at a byte has its arrays."""
+    head_bytes = 4 * block_count(out.size, form.block)
+    if form.statistic == "range":
+        return BlockwisePart(out, first + 2 * head_bytes, first, first + head_bytes)
+    return BlockwisePart(out, first + head_bytes, first)
+
+
+def averaged_together(
+    xs: list[F32],
+    sent: list[list[Packed]],
+    form: Form,
+    residuals: list[F32 | None],
+    scale: float,
+    noise: Noise | None,
+) -> list[list[Any]]:
+    """What `averaged` returns of each vector, whose random numbers have its number."""
+    means = [room(x.size, form) for x in xs]
+    left = [None if residual is None else residual.copy() for residual in residuals]
+    start = 0 if noise is None else noise.start
+    vectors = [
+        BlockwiseVector(x.copy(), *mean, residual, i, start)
+        for i, (x, mean, residual) in enumerate(zip(xs, means, left, strict=True))
+    ]
+    kept = [None if e is None else poisoned(e.size, np.float32) for e in residuals]
+    payloads = [np.concatenate(list(map(in_bytes, of_rank))) for of_rank in zip(*sent, strict=True)]
+    *firsts, size = accumulate((in_bytes(mean).size for mean in means), initial=0)
+    pairs, weight = zip(vectors, firsts, strict=True), 1 / (len(payloads) + 1)
+    parts = [part_of(vector.x, first, form) for vector, first in pairs]
+    batch = BlockwiseMeans(
+        BlockwiseVectors(vectors, form=form),
+        BlockwiseParts(parts, form=form, payload_bytes=size),
+        kept,
+    )
+    scales = {"loss_scale": scale, "mean_loss_scale": scale * weight}
+    with np.errstate(all="ignore"):
+        average_vectors(batch, payloads, weight=weight, noise=noise, **scales)
+    written = [[*vector[:5], undo] for vector, undo in zip(vectors, kept, strict=True)]
+    return [[array for array in arrays if array is not None] for arrays in written]
+
+
+@pytest.mark.parametrize("specified", [False, True])
+@given(
+    st.lists(gradients(), min_size=1, max_size=3),
+    counts,
+    st.sampled_from(FORMS),
+    st.none() | st.integers(0, 99),
+    st.sampled_from(SCALES),
+    noises,
+)
+def test_vectors_of_a_list_have_the_bits_of_each_alone(
+    specified: bool,
+    xs: list[F32],
+    count: int,
+    form: Form,
+    keep: int | None,
+    scale: float,
+    noise: Noise | None,
+) -> None:
+    sent = [any_payloads(x.size, form, count, seed) for seed, x in enumerate(xs)]
+    residuals = [residual_for(x, keep) for x in xs]
+    with reference() if specified else nullcontext():
+        together = averaged_together(xs, sent, form, residuals, scale, noise)
+    for i, (x, theirs, residual) in enumerate(zip(xs, sent, residuals, strict=True)):
+        drawn = None if noise is None else noise._replace(parameter=i)
+        alone = averaged(x, theirs, form, residual, scale, drawn)
+        assert all(same_bits(a, b) for a, b in zip(together[i], alone, strict=True))
+
+
+def test_lists_that_do_not_fit_are_refused() -> None:
+    form, x = Form(bits=8, block=8), np.ones(8, np.float32)
+    vector = BlockwiseVector(x, np.empty(8, np.uint8), np.empty(1, np.float32))
+    vectors = BlockwiseVectors([vector], form=form)
+    parts = BlockwiseParts([part_of(x, 0, form)], form=form, payload_bytes=12)
+    with pytest.raises(ValueError, match="goes with a residual"):
+        BlockwiseMeans(vectors, parts, [x.copy()])
+    learning = BlockwiseVectors([vector._replace(residual=x.copy())], form=form)
+    with pytest.raises(ValueError, match="kept must have shape"):
+        BlockwiseMeans(learning, parts, [x[:4].copy()])
+    signs = BlockwiseVectors([vector._replace(codes=vector.codes[:1])], form=SignForm(block=8))
+    with pytest.raises(ValueError, match="of integers of one form"):
+        BlockwiseMeans(signs, parts, [None])
+    half = BlockwiseVectors([vector._replace(x=x.astype(np.float16))], form=form)
+    with pytest.raises(TypeError, match="x must be float32"):
+        BlockwiseMeans(half, parts, [None])
+    means = BlockwiseMeans(vectors, parts, [None])
+    with pytest.raises(ValueError, match="payload must have shape"):
+        average_vectors(means, [np.zeros(11, np.uint8)], weight=0.5)
+    with pytest.raises(ValueError, match="scale must lie"):
+        average_vectors(means, [np.zeros(12, np.uint8)], weight=0.5, mean_loss_scale=0.0)
+    assert (x == 1).all()
 
 
 @pytest.mark.parametrize("form", [Form(bits=b, block=64, statistic="range") for b in (2, 4, 8)])
