@@ -156,7 +156,8 @@ class BlockwiseMeans:
                 check_array("kept", undo, np.float32, vector.x.shape, writable=True)
         self.vectors, self.parts, self.kept = vectors, parts, tuple(kept)
         self.form = vectors.form
-        self.kernel = backend("blockwise_mean", *(vector.x for vector in vectors.vectors), *kept)
+        backend("blockwise_mean", *(vector.x for vector in vectors.vectors), *kept)
+        self.kernel = vectors.kernel
         self.prepared: Any = None
 
 

@@ -19,6 +19,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from compressa.kernels import (
     adacomp,
     bitpack,
@@ -35,6 +36,7 @@ from compressa.kernels import (
     hadamard,
     integers,
     lowrank,
+    multi_tensor,
     natural,
     natural_dithering,
     onebit,
@@ -103,6 +105,52 @@ def compile_blockwise_mean(_: Kinds) -> None:
             blockwise_mean.average_blockwise(
                 x, [packed], packed, form=form, weight=1.0, noise=drawn, owned=memory
             )
+
+
+def compile_lists(kinds: Kinds) -> None:
+    """Many vectors by one call: integers and signs, with and without residual, and stochastic."""
+    residual, signs = np.zeros(_ELEMS, np.float32), onebit.SignForm(block=64)
+    blocks = block_count(_ELEMS, signs.block)
+    packed = np.zeros(signs.code_bytes(_ELEMS), np.uint8), np.zeros(blocks, np.float32), None
+    forms: list[tuple[multi_tensor.BlockForm, blockwise_mean.Packed]] = [
+        *((form, _payload(form)) for form in _FORMS),
+        (signs, blockwise_mean.Packed(*packed)),
+    ]
+    for form, payload in forms:
+        parts, sent = _parts(form, payload.offsets is not None)
+        multi_tensor.multi_tensor_sum(parts, [sent])
+        multi_tensor.multi_tensor_dequantize(parts, sent)
+        drawn = [] if form is signs else [(None, _NOISE)]
+        for left, noise in ((None, None), (residual, None), *drawn):
+            for x in kinds(_ZEROS):
+                vectors = [multi_tensor.BlockwiseVector(x, *payload, left)]
+                batch = multi_tensor.BlockwiseVectors(vectors, form=form)
+                multi_tensor.multi_tensor_quantize(batch, noise=noise)
+
+
+def compile_means(_: Kinds) -> None:
+    """Means of many vectors by one call."""
+    x, residual, kept = np.zeros((3, _ELEMS), np.float32)
+    for form in _FORMS:
+        parts, sent = _parts(form, form.statistic == "range")
+        for left, noise in ((None, None), (residual, None), (None, _NOISE)):
+            vectors = [multi_tensor.BlockwiseVector(x, *_payload(form), left)]
+            own = multi_tensor.BlockwiseVectors(vectors, form=form)
+            undo = None if left is None else kept
+            means = blockwise_mean.BlockwiseMeans(own, parts, [undo])
+            blockwise_mean.average_vectors(means, [sent], weight=1.0, noise=noise)
+
+
+def _parts(
+    form: multi_tensor.BlockForm, ranged: bool
+) -> tuple[multi_tensor.BlockwiseParts, npt.NDArray[np.uint8]]:
+    """A list of one vector, and a payload for it."""
+    head_bytes = 4 * block_count(_ELEMS, form.block)
+    codes, offsets = (2 * head_bytes, head_bytes) if ranged else (head_bytes, None)
+    size = codes + form.code_bytes(_ELEMS)
+    parts = [multi_tensor.BlockwisePart(np.zeros(_ELEMS, np.float32), codes, 0, offsets)]
+    batch = multi_tensor.BlockwiseParts(parts, form=form, payload_bytes=size)
+    return batch, np.zeros(size, np.uint8)
 
 
 def compile_casts(kinds: Kinds) -> None:
@@ -295,6 +343,8 @@ WORKS = (
     compile_onebit_sgd,
     compile_dct,
     compile_blockwise_mean,
+    compile_lists,
+    compile_means,
     compile_sparse,
     compile_low_rank,
     compile_feedback,

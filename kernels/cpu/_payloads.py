@@ -36,9 +36,11 @@ def room_for_sums(out: Values, most: int) -> tuple[F32, Values | None]:
 
 @intrinsic
 def at(typing: Any, like: Any, address: Any, size: Any) -> Any:
-    """The ``size`` elements at an address, as an array of the type of ``like``."""
+    """The ``size`` elements at an address, as an array of the type of ``like``; None of None."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if isinstance(like, types.NoneType):
+            return context.get_dummy_value()
         piece = make_array(like)(context, builder)
         size_bytes = cgutils.intp_t(like.dtype.bitwidth // 8)
         populate_array(

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._arrays import F32, I64, U8, U32
 from ..blockwise import Form
-from ..blockwise_mean import BlockwiseMeans, Owned, Packed
+from ..blockwise_mean import Owned, Packed
 from ..philox import Noise
 from ..threads import over_slices
 from ._feedback import effective, factors_of, magnitude_bits
@@ -179,24 +179,3 @@ def average_blockwise(
         None if mean.offsets is None else addresses(offsets),
     )
     Average(x, mean, form, residual, kept)(begins, weight, noise, (scales[0], scales[1]))
-
-
-def average_vectors(
-    means: BlockwiseMeans,
-    sent: Sequence[U8],
-    *,
-    weight: float,
-    noise: Noise | None,
-    scales: tuple[float, float],
-) -> None:
-    vectors = means.vectors.vectors
-    if means.prepared is None:
-        means.prepared = [
-            Average(v.x, Packed(v.codes, v.scales, v.offsets), means.form, v.residual, kept)
-            for v, kept in zip(vectors, means.kept, strict=True)
-        ]
-    begins = addresses(sent)
-    for vector, part, average in zip(vectors, means.parts.parts, means.prepared, strict=True):
-        offsets = None if part.offsets is None else begins + part.offsets
-        own = None if noise is None else vector.noise(noise)
-        average((begins + part.codes, begins + part.scales, offsets), weight, own, scales)

@@ -1,13 +1,21 @@
-"""Many vectors in one call on a CPU; see :mod:`compressa.kernels.multi_tensor`."""
+"""Many vectors in one call on a CPU; see :mod:`compressa.kernels.multi_tensor`.
+
+Small vectors are taken by one compiled call, which a table tells where they lie (`_rows.py`); each
+large one by a call of its own, which threads may share. What is the same in every step is worked
+out in the first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from .._arrays import U8, Gradient, block_count
+from .._arrays import F32, I64, U8
 from ..blockwise import Form
+from ..blockwise_mean import BlockwiseMeans, Packed
 from ..multi_tensor import (
     BlockForm,
     BlockwisePart,
@@ -15,20 +23,83 @@ from ..multi_tensor import (
     BlockwiseVector,
     BlockwiseVectors,
 )
+from ..onebit import SignForm
 from ..philox import Noise
+from . import _rows
+from ._feedback import factors_of
+from ._grid import shape_of
+from ._noise import noise_buffer, noise_key
 from ._payloads import addresses
+from ._rows import Row, table
+from ._stream import LEAST_ELEMS
+from ._values import bits_of
+from ._vector import LANES
 from .blockwise import Dequantizer, Quantizer, Summation
+from .blockwise_mean import Average
 from .casts import narrow
 from .onebit import SignSummation, sign_dequantize, sign_quantize
 
+_T = TypeVar("_T", BlockwiseVector, BlockwisePart)
+_BYTES, _FLOATS = np.empty(0, np.uint8), np.empty(0, np.float32)
 
-def multi_tensor_quantize(
-    batch: BlockwiseVectors, *, noise: Noise | None = None, loss_scale: float = 1.0
-) -> None:
-    if batch.prepared is None:
-        batch.prepared = [_quantizer(vector, batch.form) for vector in batch.vectors]
-    for vector, quantize in zip(batch.vectors, batch.prepared, strict=True):
-        quantize(None if noise is None else vector.noise(noise), loss_scale)
+
+def _divided(vectors: Sequence[_T], together: Callable[[_T], bool]) -> tuple[list[int], list[int]]:
+    """Numbers of the vectors that go by one call, and of those that go alone."""
+    small = [i for i, vector in enumerate(vectors) if together(vector)]
+    return small, sorted(set(range(len(vectors))) - set(small))
+
+
+def _small(values: npt.NDArray[Any]) -> bool:
+    """Threads would not share it, nor would it be streamed."""
+    return values.size < LEAST_ELEMS
+
+
+def _address(array: npt.NDArray[Any] | None) -> int:
+    return 0 if array is None else int(array.__array_interface__["data"][0])
+
+
+def _row(vector: BlockwiseVector, kept: F32 | None = None) -> Row:
+    x, codes, scales, offsets, residual, parameter, start = vector
+    head = _address(x), x.size, _address(codes), _address(scales), _address(offsets)
+    return Row(*head, _address(residual), _address(kept), parameter, start)
+
+
+def _part_row(part: BlockwisePart) -> Row:
+    return Row(_address(part.out), part.out.size, part.codes, part.scales, part.offsets or 0)
+
+
+def _offsets_of(form: BlockForm) -> F32 | None:
+    return _FLOATS if isinstance(form, Form) and form.statistic == "range" else None
+
+
+class _Quantizers:
+    """What quantises a list of vectors."""
+
+    def __init__(self, batch: BlockwiseVectors) -> None:
+        vectors, form = batch.vectors, batch.form
+        kept = {vector.residual is None for vector in vectors}
+        small, large = _divided(vectors, lambda v: len(kept) == 1 and _small(v.x))
+        self._form = form
+        self._alone = [(vectors[i], _quantizer(vectors[i], form)) for i in large]
+        self._rows = table(_row(vectors[i]) for i in small)
+        if small:
+            first = vectors[small[0]]
+            self._x, self._residual = bits_of(first.x), first.residual
+
+    def __call__(self, noise: Noise | None, loss_scale: float) -> None:
+        for vector, quantize in self._alone:
+            quantize(None if noise is None else vector.noise(noise), loss_scale)
+        if not self._rows.size:
+            return
+        form, block = self._form, self._form.block
+        room = np.empty(block, np.float32)
+        given = self._rows, self._x, self._residual, factors_of(loss_scale), _BYTES, _FLOATS
+        if isinstance(form, SignForm):
+            _rows.quantize_sign_rows(*given, room, block)
+            return
+        drawn = noise_key(noise, 0), noise_buffer(noise, block)
+        bytes_ = np.empty(block + 8, np.uint8)
+        _rows.quantize_rows(*given, _offsets_of(form), *drawn, room, bytes_, shape_of(form))
 
 
 def _quantizer(vector: BlockwiseVector, form: BlockForm) -> Callable[[Noise | None, float], None]:
@@ -43,58 +114,159 @@ def _quantizer(vector: BlockwiseVector, form: BlockForm) -> Callable[[Noise | No
     return quantize
 
 
+def multi_tensor_quantize(
+    batch: BlockwiseVectors, *, noise: Noise | None = None, loss_scale: float = 1.0
+) -> None:
+    quantize = batch.prepared = batch.prepared or _Quantizers(batch)
+    quantize(noise, loss_scale)
+
+
 class _Sums:
-    """What adds up and what decodes the parts of payloads, worked out once."""
+    """What decodes the parts of payloads, and what adds them up."""
 
     def __init__(self, batch: BlockwiseParts) -> None:
         form = self._form = batch.form
-        self.summations = [_summation(part.out, form) for part in batch.parts]
-        self._places = [_places(part, form) for part in batch.parts]
-        self._dequantize = Dequantizer(form) if isinstance(form, Form) else None
+        float32 = all(part.out.dtype == np.float32 for part in batch.parts)
+        small, large = _divided(batch.parts, lambda part: float32 and _small(part.out))
+        self._rows = table(_part_row(batch.parts[i]) for i in small)
+        self._alone = [_Part(batch.parts[i], form) for i in large]
+        self._elems = sum(batch.parts[i].out.size for i in small)
 
-    def decode(self, payload: U8, outs: Sequence[Gradient], weight: float, add: bool) -> None:
+    def add_up(self, payloads: Sequence[U8], weight: float) -> None:
+        """Write the weighted sum."""
+        begins, factor, form = addresses(payloads), np.float32(weight), self._form
+        for part in self._alone:
+            part.add_up(begins, weight)
+        if not self._rows.size:
+            return
+        codes, scales, offsets = _room_for(begins, form)
+        given = self._rows, begins, codes, scales
+        if isinstance(form, SignForm):
+            _rows.sum_sign_rows(*given, _FLOATS, factor, _BYTES, form.block)
+        else:
+            bytes_ = np.empty(form.block + 8, np.uint8)
+            _rows.sum_rows(*given, offsets, _FLOATS, factor, bytes_, shape_of(form))
+
+    def decode(self, payload: U8, weight: float, add: bool) -> None:
         """Decode a payload, or add it."""
-        heads = payload[: payload.size // 4 * 4].view(np.float32)
-        for out, (codes, scales, offsets) in zip(outs, self._places, strict=True):
-            whole = out.dtype == np.float32
-            values = out if whole else np.empty(out.size, np.float32)
-            if self._dequantize is None:
-                block = self._form.block
-                arrays = payload[codes], heads[scales], values
-                sign_dequantize(*arrays, block=block, weight=weight, add=add)
-            else:
-                some = None if offsets is None else heads[offsets]
-                self._dequantize(payload[codes], heads[scales], some, values, weight, add)
-            if not whole:
-                narrow(values, out)
+        for part in self._alone:
+            part.decode(payload, weight, add)
+        if not self._rows.size:
+            return
+        form, given = self._form, (self._rows, _address(payload), _BYTES, _FLOATS)
+        how = np.float32(weight), add
+        if isinstance(form, SignForm):
+            _rows.dequantize_sign_rows(*given, *how, form.block)
+        else:
+            bytes_ = np.empty(form.block + 8, np.uint8)
+            long = not add and self._elems >= LEAST_ELEMS and form.block % LANES == 0
+            room = np.empty(form.block if long else 0, np.float32)
+            _rows.dequantize_rows(*given, _offsets_of(form), *how, bytes_, room, shape_of(form))
 
 
-def _summation(out: Gradient, form: BlockForm) -> Summation | SignSummation:
-    return Summation(out, form) if isinstance(form, Form) else SignSummation(out, form.block)
+class _Part:
+    """A large part of payloads, or one of 16 bits."""
+
+    def __init__(self, part: BlockwisePart, form: BlockForm) -> None:
+        self._part, self._form = part, form
+        self._sum: Summation | SignSummation = (
+            Summation(part.out, form)
+            if isinstance(form, Form)
+            else SignSummation(part.out, form.block)
+        )
+
+    def add_up(self, begins: I64, weight: float) -> None:
+        """Write the sum of payloads that begin at addresses."""
+        part = self._part
+        offsets = None if part.offsets is None else begins + part.offsets
+        self._sum(begins + part.codes, begins + part.scales, offsets, weight)
+
+    def decode(self, payload: U8, weight: float, add: bool) -> None:
+        """Decode a payload's, or add it."""
+        form, out = self._form, self._part.out
+        codes, scales, offsets = self._part.arrays(payload, form)
+        whole = out.dtype == np.float32
+        values = out if whole else np.empty(out.size, np.float32)
+        if isinstance(form, SignForm):
+            sign_dequantize(codes, scales, values, block=form.block, weight=weight, add=add)
+        else:
+            Dequantizer(form)(codes, scales, offsets, values, weight, add)
+        if not whole:
+            narrow(values, out)
 
 
-def _places(part: BlockwisePart, form: BlockForm) -> tuple[slice, slice, slice | None]:
-    """Of codes in bytes; of scales and offsets in float32."""
-    n = part.out.size
-    blocks, scales = block_count(n, form.block), part.scales // 4
-    offsets = None if part.offsets is None else part.offsets // 4
-    return (
-        slice(part.codes, part.codes + form.code_bytes(n)),
-        slice(scales, scales + blocks),
-        None if offsets is None else slice(offsets, offsets + blocks),
-    )
+def _room_for(begins: I64, form: BlockForm) -> tuple[I64, I64, I64 | None]:
+    """Where addresses of codes, scales and offsets go."""
+    codes, scales, offsets = np.empty((3, begins.size), np.int64)
+    return codes, scales, None if _offsets_of(form) is None else offsets
 
 
 def multi_tensor_sum(batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0) -> None:
     sums = batch.prepared = batch.prepared or _Sums(batch)
-    begins = addresses(payloads)
-    for part, add_up in zip(batch.parts, sums.summations, strict=True):
-        offsets = None if part.offsets is None else begins + part.offsets
-        add_up(begins + part.codes, begins + part.scales, offsets, weight)
+    sums.add_up(payloads, weight)
 
 
 def multi_tensor_dequantize(
     batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
 ) -> None:
     sums = batch.prepared = batch.prepared or _Sums(batch)
-    sums.decode(payload, [part.out for part in batch.parts], weight, add)
+    sums.decode(payload, weight, add)
+
+
+class _Averages:
+    """What averages a list of vectors."""
+
+    def __init__(self, means: BlockwiseMeans) -> None:
+        vectors, parts, kept = means.vectors.vectors, means.parts.parts, means.kept
+        uniform = len({undo is None for undo in kept}) == 1
+        small, large = _divided(vectors, lambda vector: uniform and _small(vector.x))
+        self._form = means.form
+        self._alone = [(vectors[i], parts[i], _average(vectors[i], means, i)) for i in large]
+        self._rows = table(_row(vectors[i], kept[i]) for i in small)
+        self._sent = table(_part_row(parts[i]) for i in small)
+        self._residual = vectors[small[0]].residual if small else None
+
+    def __call__(
+        self, sent: Sequence[U8], weight: float, noise: Noise | None, scales: tuple[float, float]
+    ) -> None:
+        begins, form = addresses(sent), self._form
+        for vector, part, average in self._alone:
+            offsets = None if part.offsets is None else begins + part.offsets
+            theirs = begins + part.codes, begins + part.scales, offsets
+            average(theirs, weight, None if noise is None else vector.noise(noise), scales)
+        if not self._rows.size:
+            return
+        block, shape = form.block, shape_of(form)
+        _rows.average_rows(
+            self._rows,
+            self._sent,
+            begins,
+            _room_for(begins, form),
+            _FLOATS,
+            _BYTES,
+            _offsets_of(form),
+            self._residual,
+            (np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]),
+            noise_key(noise, 0),
+            noise_buffer(noise, block),
+            np.empty(block, np.float32),
+            np.empty(block + 8, np.uint8),
+            shape,
+        )
+
+
+def _average(vector: BlockwiseVector, means: BlockwiseMeans, i: int) -> Average:
+    x, codes, scales, offsets, residual, *_ = vector
+    return Average(x, Packed(codes, scales, offsets), means.form, residual, means.kept[i])
+
+
+def average_vectors(
+    means: BlockwiseMeans,
+    sent: Sequence[U8],
+    *,
+    weight: float,
+    noise: Noise | None,
+    scales: tuple[float, float],
+) -> None:
+    average = means.prepared = means.prepared or _Averages(means)
+    average(sent, weight, noise, scales)

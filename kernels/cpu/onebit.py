@@ -198,7 +198,7 @@ class SignSummation:
     def __init__(self, out: Gradient, block: int) -> None:
         self._out, self._block = out, block
 
-    def __call__(self, bits: I64, scales: I64, offsets: None, weight: float) -> None:
+    def __call__(self, bits: I64, scales: I64, offsets: I64 | None, weight: float) -> None:
         """Write the weighted sum."""
         out, block = self._out, self._block
         factor, like = np.float32(weight), np.empty(0, np.uint8)
