@@ -130,7 +130,7 @@ class KernelCodec(Codec):
             decode_sum=None if self.dequantize_sum is None else self._decode_sum,
             encoder=self._encoder if listed else None,
             decoder=self._decoder if listed else None,
-            ways=self._ways if self.recorded else None,
+            ways=self._ways() if self.recorded else None,
             lists_on_gpus=self.recorded,
         )
 
@@ -177,7 +177,6 @@ class KernelCodec(Codec):
         each = [self._checked(payload, out.numel()) for payload, _ in payloads]
         self._total(each, as_array(out), weight)
 
-    @cached_property
     def _ways(self) -> Ways:
         """On arrays."""
         total = None if self.dequantize_sum is None else self._total
@@ -200,18 +199,18 @@ class KernelCodec(Codec):
         self.dequantize_sum(parts, out, weight)
 
     def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
-        if self.recorded:
+        if (ways := self.fused.ways) is not None:
             if not (self.takes_half or all(x.values.dtype is torch.float32 for x in items)):
                 return None  # what is widened lies elsewhere in each step
-            return RecordedEncoder(self, self._ways, items, payload, draws=self.stochastic)
+            return RecordedEncoder(self, ways, items, payload, draws=self.stochastic)
         form = self.block_form
         if form is None or not fits_one_call(items):
             return None
         return encoder_of(self, items, payload, form, self.noise if self.stochastic else None)
 
     def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
-        if self.recorded:
-            return RecordedDecoder(self, self._ways, items)
+        if (ways := self.fused.ways) is not None:
+            return RecordedDecoder(self, ways, items)
         form = self.block_form
         if form is None or not fits_one_call(items):
             return None

@@ -110,8 +110,8 @@ class Natural(KernelCodec):
 
     @property
     def recorded(self) -> bool:
-        """Without levels."""
-        return self._form is None
+        """All kernels."""
+        return True
 
     @property
     def head_dtype(self) -> npt.DTypeLike:
@@ -122,7 +122,10 @@ class Natural(KernelCodec):
     def fused(self) -> Fused:
         """All; but there is no kernel for sums of dithered payloads."""
         own = super().fused
-        return own if self._form is None else replace(own, decode_sum=None)
+        if self._form is None:
+            return own
+        assert own.ways is not None
+        return replace(own, decode_sum=None, ways=replace(own.ways, total=None))
 
     @property
     def stochastic(self) -> bool:

@@ -74,6 +74,11 @@ class OneBitSGD(KernelCodec):
         row = parameter.elems // parameter.shape[0]
         return dataclasses.replace(self, group=row * math.ceil(_LEAST / row))
 
+    @property
+    def recorded(self) -> bool:
+        """All kernels."""
+        return True
+
     def arrays(self, elems: int) -> tuple[int, int]:
         """Two means of each group, signs."""
         group = self._length(elems)

@@ -1,7 +1,7 @@
 """Cosine transforms of tiles on a GPU; see :mod:`compressa.kernels.dct`.
 
 The bits are the reference's: the matrix is made on the GPU, by the written steps. `are_places`
-returns a bool, so it waits for the GPU at its end.
+waits for the GPU at its end if it must.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..dct import ChunkForm
 from . import _arguments
 from ._arguments import i64
 from ._device import CTA, launch
-from ._later import ask
+from ._later import find_fault
 
 _VECTOR_ELEMS = 1024  # that a block of threads takes at once; of a matrix, a tile
 
@@ -61,7 +61,7 @@ def keep_coefficients(
 def are_places(places: U8, *, form: ChunkForm) -> bool:
     chunks = places.size // form.place_bytes
     given = places, i64(chunks), *_form(form)
-    return not ask("dct", "find_wrong_places", block_count(chunks, CTA), CTA, *given)
+    return not find_fault("dct", "find_wrong_places", block_count(chunks, CTA), CTA, *given)
 
 
 def add_coefficients(

@@ -11,7 +11,10 @@ from unittest import mock
 import numpy as np
 import pytest
 from compressa.kernels import (
+    ChunkForm,
     KernelUnavailable,
+    add_coefficients,
+    are_places,
     check_increasing,
     check_indices,
     elias_fano_bytes,
@@ -164,6 +167,22 @@ def test_any_bytes_become_indices_that_sums_survive(raw: bytes, k: int) -> None:
         assert answer[0] == 1
     else:
         assert answer[0] == 0
+
+
+@given(
+    st.binary(min_size=60, max_size=60), st.integers(1, 16), st.sampled_from((0, 17)), st.booleans()
+)
+def test_any_places_are_transformed_in_their_array(
+    raw: bytes, kept: int, columns: int, add: bool
+) -> None:
+    form, n = ChunkForm(chunk=16, kept=kept, columns=columns), 60
+    count, place_bytes = form.sizes(n)
+    places = np.resize(np.frombuffer(raw, np.uint8), place_bytes)
+    out, values = Guarded(np.zeros(n), np.float32), on_device(np.ones(count, np.float32))
+    with later() as answer:
+        add_coefficients(values, on_device(places), out.on_gpu, form=form, add=add)
+    assert out.intact
+    assert answer[0] == (not are_places(places, form=form))
 
 
 GOOD = np.array([1, 5, 9], np.uint32)

@@ -37,7 +37,17 @@ from compressa.aggregators.base import CPU, StepContext
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.arrays import as_array
-from compressa.codecs import Bf16, Codec, Fp8, Fp16, Natural, RandomK, TopK
+from compressa.codecs import (
+    Bf16,
+    Codec,
+    DeMo,
+    Fp8,
+    Fp16,
+    Natural,
+    OneBitSGD,
+    RandomK,
+    TopK,
+)
 from compressa.compressor import Compressor
 from compressa.errors import PayloadError
 from compressa.testing import LoopbackWorld
@@ -53,6 +63,12 @@ CODECS: dict[str, Codec] = {
     "fp8": Fp8(block=128),
     "fp8-32": Fp8(block=32, format="e5m2"),
     "natural": Natural(),
+    "natural-3-levels": Natural(levels=3, block=64),
+    "natural-7-levels": Natural(levels=7, norm="max"),
+    "onebit_sgd": OneBitSGD(),
+    "onebit_sgd-40": OneBitSGD(group=40),
+    "demo": DeMo(chunk=16, kept=3),
+    "demo-tiles": DeMo(chunk=16, kept=40, columns=24),
     "fp16": Fp16(),
     "bf16": Bf16(),
 }
@@ -61,6 +77,9 @@ CASES = [
     *((name, torch.float32, None) for name in ("topk", "natural")),
     *((name, torch.bfloat16, RULE) for name in ("topk", "fp8")),
     ("topk-bits", torch.float16, None),
+    ("natural-7-levels", torch.bfloat16, None),
+    ("onebit_sgd", torch.bfloat16, RULE),
+    ("demo", torch.float16, RULE),
     ("natural", torch.float16, None),
     ("bf16", torch.bfloat16, None),
 ]
@@ -118,9 +137,15 @@ def number() -> Any:
         (TopK(density=0.01), (7 + 3, 1 + 6 + 2 * 2 + 1)),
         (Fp8(), (1, 1)),
         (Natural(), (1, 1)),
+        # Of sums there is no kernel: one clears them, and one for each rank adds.
+        (Natural(levels=3), (1, 1 + 2)),
+        (OneBitSGD(group=64), (1, 1 + 2)),
+        # Here a check as well, and what passes on what it has found.
+        (DeMo(), (1, 1 + 2 * 2 + 1)),
+        (DeMo(columns=64), (1, 1 + 2 * 2 + 1)),
         (Fp16(), (1, 1)),
     ],
-    ids=["topk", "fp8", "natural", "fp16"],
+    ids=["topk", "fp8", "natural", "natural-3", "onebit_sgd", "demo", "demo-tiles", "fp16"],
 )
 def test_six_scopes_take_as_many_launches_as_one(codec: Codec, counts: tuple[int, int]) -> None:
     assert launches_of(codec, SIX) == launches_of(codec, SIX[2:3]) == counts
@@ -264,9 +289,10 @@ def test_one_launch_and_numbers_of_each_step_are_no_graph() -> None:
 
 @pytest.mark.parametrize("later", [True, False])
 @pytest.mark.parametrize("replayed", [True, False])
-def test_a_check_tells_once_what_was_wrong(later: bool, replayed: bool) -> None:
+@pytest.mark.parametrize("codec", [TopK(density=0.1, indices="bits"), DeMo(chunk=16, kept=3)])
+def test_a_check_tells_once_what_was_wrong(codec: Codec, later: bool, replayed: bool) -> None:
     with emulated_torch(), cuda.graphs() if replayed else nullcontext():
-        unit = Unit(TopK(density=0.1, indices="bits"), SIZES)
+        unit = Unit(codec, SIZES)
         gradients = [on_gpu(x) for x in gradients_of(SIZES, 0, torch.float32)]
         payload = unit.scopes.encode(gradients, StepContext(0), unit.scopes.buffer())
         for _ in range(3):
@@ -274,7 +300,7 @@ def test_a_check_tells_once_what_was_wrong(later: bool, replayed: bool) -> None:
         good = payload.clone()
         payload[24:].fill_(0xFF)
         if not later:
-            with pytest.raises(PayloadError, match="topk: what a payload holds"):
+            with pytest.raises(PayloadError, match=f"{codec.name}: what a payload holds"):
                 unit.scopes.average([payload], gradients, StepContext(0))
         else:
             found = torch.zeros(1, dtype=torch.int64, device=DEVICE)
