@@ -177,7 +177,7 @@ class ScopePayload:
             length: Bytes that were written to its `room`.
         """
         if self._bounded:
-            payload[offset : offset + 4].view(torch.int32).fill_(length - (length >> 31 << 32))
+            payload[offset : offset + _LENGTH_BYTES].view(torch.int64).fill_(length)
             offset += _LENGTH_BYTES
         return offset + _aligned(length)
 

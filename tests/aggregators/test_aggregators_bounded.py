@@ -86,3 +86,22 @@ def test_a_scope_that_says_too_much_is_a_payload_error(length: int) -> None:
     gradient[:16] = 1.0
     with pytest.raises(PayloadError):
         world.step([{"a": gradient}] * 2)
+
+
+def test_zeros_follow_on_a_length_that_lies_where_values_have_lain() -> None:
+    parameters = [ParameterInfo(0, "a", (512,)), ParameterInfo(1, "b", (512,))]
+    world = LoopbackWorld(2, parameters, DropsTail(), exchange="all_gather", unit_bytes=1 << 20)
+    deliver, came = world.loopback.transports[0].deliver, list[bytes]()
+
+    def noted(sender: int, frame: object, data: torch.Tensor) -> None:
+        came.append(bytes(data[24:].tolist()))
+        deliver(sender, frame, data)  # type: ignore[arg-type]
+
+    world.loopback.transports[0].deliver = noted  # type: ignore[method-assign]
+    one = torch.zeros(512)
+    one[0] = 1.0
+    for gradient in (torch.ones(512), one):
+        world.step([{"a": gradient, "b": gradient}] * 2)
+    assert len(came[0]) == 2 * (8 + 4 * 512)
+    # Of each a length, four zeros, a value, and what fills up to eight bytes.
+    assert [came[1][at : at + 12] for at in (0, 16)] == [b"\4" + bytes(7) + b"\0\0\x80\x3f"] * 2
