@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from compressa.aggregators.base import Round
 from compressa.codecs import Codec, Fixed, TopK
+from compressa.codecs._counted import BoundedSparse
 from compressa.codecs._kernel import KernelCodec
-from compressa.codecs._sparse import BoundedSparse, SparseForm
+from compressa.codecs._sparse import SparseForm
 from compressa.facts import PARAMETER, RANKS, SHAPE
 from website.charts import colour
 from website.svg import element, figure, text, title

@@ -19,14 +19,16 @@ from compressa.codecs.base import Bounded, Codec, Draw
 from compressa.codecs.fused import Averager, Decoder
 from compressa.codecs.payload import (
     HEADER_BYTES,
+    LENGTH_BYTES,
     Header,
+    aligned,
     check_countable,
     check_header,
     write_header,
 )
 from compressa.errors import PayloadError
+from compressa.kernels import cuda
 
-_LENGTH_BYTES = 8
 _BESIDE_BYTES = 64  # payloads side by side begin where the widest vectors may
 _QUICK_ELEMS = 1 << 15  # a hand-over to a thread and back takes more than this of all ranks
 _QUICK_SCOPES = 4
@@ -75,8 +77,8 @@ class ScopePayload:
         self._bounded = isinstance(codec.size, Bounded)
         self.exact = not self._bounded
         self._sizes = [codec.wire_bytes(scope.segment.elems) for scope in scopes]
-        lead = _LENGTH_BYTES if self._bounded else 0
-        self.body_bytes = sum(lead + _aligned(size) for size in self._sizes)
+        lead = LENGTH_BYTES if self._bounded else 0
+        self.body_bytes = sum(lead + aligned(size) for size in self._sizes)
         self.wire_bytes = HEADER_BYTES + self.body_bytes
         self.elems = sum(scope.segment.elems for scope in scopes)
         check_countable(codec.name, self.elems, self.body_bytes)
@@ -87,8 +89,9 @@ class ScopePayload:
         listed = codec.fused.encoder is not None
         if codec.fused.lists_on_gpus:
             listed = world.device.type != "cpu"
-        if self.exact and self.scopes and listed:
-            *starts, end = accumulate(map(_aligned, self._sizes), initial=HEADER_BYTES)
+        if self.scopes and listed:
+            sizes = (lead + aligned(size) for size in self._sizes)
+            *starts, end = accumulate(sizes, initial=HEADER_BYTES)
             self._multi_tensor = MultiTensor(codec, self.scopes, starts, end, world.state, feedback)
         few = len(self.scopes) <= _QUICK_SCOPES and self.elems * world.size <= _QUICK_ELEMS
         self.quick = few and self._multi_tensor is not None and world.device.type == "cpu"
@@ -142,8 +145,8 @@ class ScopePayload:
         encoder = multi_tensor.encoder(gradients, context, payload) if multi_tensor else None
         if encoder:
             scale = 1.0 if self._feedback is None else context.loss_scale
-            encoder.encode(self.draw(self.scopes[0], context, owner=owner, rank=rank), scale)
-            return self.seal(payload, context, self.body_bytes)
+            draw = self.draw(self.scopes[0], context, owner=owner, rank=rank)
+            return self.seal(payload, context, encoder.encode(draw, scale) or self.body_bytes)
         offset = HEADER_BYTES
         for scope, residual in zip(self.scopes, self.residuals, strict=True):
             room = self.room(payload, offset, scope)
@@ -165,7 +168,7 @@ class ScopePayload:
 
     def room(self, payload: torch.Tensor, offset: int, scope: Scope) -> torch.Tensor:
         """Return the memory for a scope's bytes that begin at `offset`."""
-        start = offset + (_LENGTH_BYTES if self._bounded else 0)
+        start = offset + (LENGTH_BYTES if self._bounded else 0)
         return payload[start : start + self.codec.wire_bytes(scope.segment.elems)]
 
     def advance(self, payload: torch.Tensor, offset: int, length: int) -> int:
@@ -177,9 +180,9 @@ class ScopePayload:
             length: Bytes that were written to its `room`.
         """
         if self._bounded:
-            payload[offset : offset + _LENGTH_BYTES].view(torch.int64).fill_(length)
-            offset += _LENGTH_BYTES
-        return offset + _aligned(length)
+            payload[offset : offset + LENGTH_BYTES].view(torch.int64).fill_(length)
+            offset += LENGTH_BYTES
+        return offset + aligned(length)
 
     def seal(self, payload: torch.Tensor, context: StepContext, body_bytes: int) -> torch.Tensor:
         """Write the header for a body of so many bytes; return the filled front of `payload`."""
@@ -195,8 +198,8 @@ class ScopePayload:
             sender: Rank.
         """
         check_header(payload, self._header(context, self.body_bytes), sender, self.exact)
-        if self._lengths_tell_all:
-            return
+        if self._lengths_tell_all or (self._multi_tensor and cuda.answers_come_later()):
+            return  # or decoding checks the rest
         for scope, part in self.parts(payload):
             self.codec.check(part, scope.segment.elems)
 
@@ -288,7 +291,7 @@ class ScopePayload:
     ) -> Decoder | None:
         """What decodes all scopes of payloads in one call; None if each has to go by itself."""
         decoder = self._multi_tensor.decoder(gradients) if self._multi_tensor else None
-        if decoder:
+        if decoder and self.exact:
             for payload in payloads:
                 if payload.numel() != self.wire_bytes:
                     raise _wrong_end(payload, self.wire_bytes)
@@ -316,26 +319,22 @@ class ScopePayload:
             length = size
             if self._bounded:
                 length = self._scope_length(payload, offset, size)
-                offset += _LENGTH_BYTES
+                offset += LENGTH_BYTES
             parts.append((scope, payload[offset : offset + length]))
-            offset += _aligned(length)
+            offset += aligned(length)
         if payload.numel() != offset:
             raise _wrong_end(payload, offset)
         return parts
 
     def _scope_length(self, payload: torch.Tensor, offset: int, most: int) -> int:
         """Return the length that a payload says a scope has; waits for a GPU."""
-        if offset + _LENGTH_BYTES > payload.numel():
+        if offset + LENGTH_BYTES > payload.numel():
             raise PayloadError("a payload ends before its last scope begins")
         length = int(payload[offset : offset + 4].view(torch.int32).item()) & 0xFFFFFFFF
-        if length > min(most, payload.numel() - offset - _LENGTH_BYTES):
+        if length > min(most, payload.numel() - offset - LENGTH_BYTES):
             raise PayloadError(f"a scope says it has {length} bytes, more than there are")
         return length
 
 
 def _wrong_end(payload: torch.Tensor, end: int) -> PayloadError:
     return PayloadError(f"a payload's scopes end at byte {end} of {payload.numel()}")
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 8) * 8

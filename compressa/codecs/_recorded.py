@@ -6,6 +6,7 @@ is alike in it goes by one launch (`compressa.kernels.cuda.Recording`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,8 @@ from compressa.kernels.scratch import scratch
 Array = npt.NDArray[Any]
 Phases = Sequence[Sequence[Callable[[], object]]]
 Finish = Callable[[Sequence[Any], Array], object]
+Put = Callable[[Any, Array, float, bool], object]
+Total = Callable[[Sequence[Any], Array, float], object]
 
 _MOST_RECORDINGS = 8  # of one decoder: what it decodes lies where that of the last steps did
 
@@ -73,23 +76,23 @@ class RecordedEncoder(Encoder):
         ]
 
 
-class RecordedDecoder(Decoder):
+class ScopesDecoder(Decoder):
     """Decodes payloads to scopes; what is launched for payloads of some addresses is noted.
 
     Args:
-        codec: Names itself, and says how long payloads are.
-        ways: How it decodes one.
+        name: The codec's.
         items: The scopes.
+        put: As in `Ways`.
+        total: As in `Ways`.
     """
 
-    def __init__(self, codec: Codec, ways: Ways, items: Sequence[Item]) -> None:
-        self._name, self._ways = codec.name, ways
-        self._scopes = [
-            (item.start, codec.wire_bytes(item.values.numel()), unowned(item.values))
-            for item in items
-        ]
+    def __init__(
+        self, name: str, items: Sequence[Item], put: Put, total: Total | None = None
+    ) -> None:
+        self._name, self._put, self._total = name, put, total
+        self._outs = [unowned(item.values) for item in items]
         self._recordings: dict[Hashable, cuda.Recording] = {}
-        self._widened = any(out.dtype != np.float32 for *_, out in self._scopes)
+        self._widened = any(out.dtype != np.float32 for out in self._outs)
 
     def decode(self, payload: torch.Tensor) -> None:
         """Decode; what has 16 bits by way of float32 values."""
@@ -101,7 +104,7 @@ class RecordedDecoder(Decoder):
 
     def decode_sum(self, payloads: Sequence[torch.Tensor], weight: float) -> None:
         """Add up as the codec does, or one by one."""
-        total, what = self._ways.total, ("sum", weight)
+        total, what = self._total, ("sum", weight)
         if total is not None:
             self._start(what, payloads, lambda held, out: total(held, out, weight))
         else:
@@ -127,7 +130,7 @@ class RecordedDecoder(Decoder):
         where = *what, *(payload.data_ptr() for payload in payloads)
         recording = self._recordings.get(where)
         if recording is None:
-            recording = cuda.Recording(self._phases(list(map(unowned, payloads)), finish))
+            recording = cuda.Recording(self._phases(payloads, finish))
             while len(self._recordings) >= _MOST_RECORDINGS:
                 del self._recordings[next(iter(self._recordings))]
             if kept:
@@ -138,27 +141,58 @@ class RecordedDecoder(Decoder):
     def _decode(self, held: Sequence[Any], out: Array) -> None:
         """What a payload holds for a scope -> the scope."""
         with _wide(out) as values:
-            self._ways.put(held[0], values, 1.0, False)
+            self._put(held[0], values, 1.0, False)
 
     def _add(self, weight: float, held: Sequence[Any], out: Array) -> None:
-        self._ways.put(held[0], out, weight, True)
+        self._put(held[0], out, weight, True)
 
     def _add_up(self, weight: float, held: Sequence[Any], out: Array) -> None:
         with _wide(out) as values:
             cuda.clear(values.view(np.uint8))
             for one in held:
-                self._ways.put(one, values, weight, True)
+                self._put(one, values, weight, True)
 
-    def _phases(self, payloads: Sequence[Array], finish: Finish) -> Phases:
+    def _phases(self, payloads: Sequence[torch.Tensor], finish: Finish) -> Phases:
         """Read what all payloads hold for all scopes; then finish scope by scope."""
-        held: list[list[Any]] = [[None] * len(payloads) for _ in self._scopes]
+        readers = self._readers(payloads)
+        held: list[list[Any]] = [[None] * len(payloads) for _ in readers]
 
         def read(i: int, r: int) -> None:
-            start, size, out = self._scopes[i]
-            held[i][r] = self._ways.read(payloads[r][start : start + size], out.size, None)
+            held[i][r] = readers[i][r]()
 
         reading = [partial(read, i, r) for r in range(len(payloads)) for i in range(len(held))]
-        return reading, [partial(finish, held[i], out) for i, (*_, out) in enumerate(self._scopes)]
+        return reading, [partial(finish, *each) for each in zip(held, self._outs, strict=True)]
+
+    @abstractmethod
+    def _readers(self, payloads: Sequence[torch.Tensor]) -> list[list[Callable[[], Any]]]:
+        """By scope and payload: what launches kernels, and returns what the payload holds.
+
+        Raises:
+            PayloadError: Their lengths are not right.
+        """
+
+
+class RecordedDecoder(ScopesDecoder):
+    """Decodes payloads whose parts are where they always are.
+
+    Args:
+        codec: Names itself, and says how long payloads are.
+        ways: How it decodes one.
+        items: The scopes.
+    """
+
+    def __init__(self, codec: Codec, ways: Ways, items: Sequence[Item]) -> None:
+        super().__init__(codec.name, items, ways.put, ways.total)
+        self._read = ways.read
+        sizes = [(item.start, codec.wire_bytes(item.values.numel())) for item in items]
+        self._parts = [slice(start, start + size) for start, size in sizes]
+
+    def _readers(self, payloads: Sequence[torch.Tensor]) -> list[list[Callable[[], Any]]]:
+        held = list(map(unowned, payloads))
+        return [
+            [partial(self._read, payload[part], out.size, None) for payload in held]
+            for part, out in zip(self._parts, self._outs, strict=True)
+        ]
 
 
 @contextmanager

@@ -17,21 +17,18 @@ begins with that number:
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.arrays import as_array
 from compressa.bias import EVERY
 from compressa.codecs._cast import range_of, rounding_of
-from compressa.codecs.base import Bounded, Codec, Draw, Granularity, Range
-from compressa.codecs.fused import Fused
+from compressa.codecs.base import Range
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import bitpack, casts, cuda, device_of, elias_fano, topk
 from compressa.kernels.scratch import scratch
@@ -134,20 +131,23 @@ class SparseForm:
             return values
         return scratch("sparse.values", k, np.float32, beside=payload)
 
-    def write(self, payload: U8, n: int, indices: U32, values: F32) -> F32:
+    def write(self, payload: U8, n: int, indices: U32, values: F32, *, placed: bool = True) -> F32:
         """Write a payload of exactly `bytes(k, n)` bytes.
 
         Args:
             payload: Where to.
             n: Number of elements chosen from.
             indices: The indices, as a selection has found them: increasing, and below n.
-            values: The values, in what `values` returned.
+            values: The values.
+            placed: Whether these are in what `values` returned.
 
         Returns:
             The values as they will be decoded.
         """
         split = self._value_bytes(values.size)
         packed = payload[split:]
+        if self.lossless and not placed:
+            bitpack.pack_bits(values.view(np.uint32), 32, payload[:split])
         kind = self.index_format(indices.size, n)
         if kind == "bits":
             bitpack.pack_bits(indices, bitpack.index_width(n), packed)
@@ -187,6 +187,13 @@ class SparseForm:
         if device_of(payload) == "cpu" or not cuda.answers_come_later():
             self.read(payload, n, k)
 
+    @staticmethod
+    def put(held: tuple[U32, F32], out: F32, weight: float, add: bool) -> None:
+        """Write what was read to a vector on a GPU, or add it."""
+        if not add:
+            cuda.clear(out.view(np.uint8))
+        topk.scatter_add(*held, out, weight=weight, check=False)
+
     def _check_length(self, payload: U8, n: int, k: int) -> None:
         due = self.bytes(k, n)
         if payload.size != due:
@@ -216,136 +223,3 @@ class SparseForm:
 
     def _value_bytes(self, k: int) -> int:
         return k * _DTYPES[self.value_dtype].itemsize
-
-
-_COUNT_BYTES = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundedSparse(Codec):
-    """Values and indices of as many elements as a rule finds, up to a limit.
-
-    Subclasses say how many elements they send at most, and choose them.
-    """
-
-    value_dtype: ValueDtype = "float32"
-    indices: IndexFormat = "auto"
-
-    def __post_init__(self) -> None:
-        self.form  # noqa: B018 - it checks itself
-
-    @cached_property
-    def form(self) -> SparseForm:
-        """How values and indices are laid out."""
-        return SparseForm(self.name, self.value_dtype, self.indices)
-
-    @abstractmethod
-    def most(self, elems: int) -> int:
-        """Return how many of `elems` elements are sent at most."""
-
-    @abstractmethod
-    def select(
-        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, loss_scale: float
-    ) -> int:
-        """Choose some of x + loss_scale * residual, and leave the others in the residual.
-
-        What is on a GPU is waited for: how many are chosen decides the layout.
-
-        Args:
-            x: The gradient, of at least one element; as kernels take it, so perhaps of 16 bits.
-            indices: Receives increasing indices; has room for `most` of them.
-            values: Receives the values.
-            residual: Receives what is not chosen, unscaled; or None.
-            loss_scale: The loss scale.
-
-        Returns:
-            How many were chosen. A NaN must be among them if anything is not finite.
-        """
-
-    @property
-    def size(self) -> Bounded:
-        """The data decide how many are sent."""
-        return Bounded()
-
-    @property
-    def splits_feedback(self) -> bool:
-        """Whether the rule looks at gradient, residual and loss scale apart."""
-        return False
-
-    @property
-    def takes_half(self) -> bool:
-        """The kernels widen."""
-        return True
-
-    @property
-    def granularity(self) -> Granularity:
-        """The rule looks at the whole parameter."""
-        return Granularity.PARAMETER
-
-    def wire_bytes(self, elems: int) -> int:
-        """The count, and as many values and indices as there can be."""
-        return _COUNT_BYTES + self.form.bytes(self.most(elems), elems)
-
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
-        """Choose and pack."""
-        return self._encode(x, None, payload, draw, 1.0)
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Unpack, check every index, and scatter."""
-        body, count = self._counted(payload, out.numel())
-        indices, values = self.form.read(body, out.numel(), count)
-        topk.scatter_add(indices, values, as_array(out), weight=weight, check=False)
-
-    def check_content(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the count, the length that follows from it, and every index."""
-        body, count = self._counted(payload, elems)
-        self.form.check(body, elems, count)
-
-    @cached_property
-    def fused(self) -> Fused:
-        """Add the residual, choose, and leave in the residual what was not sent."""
-        return Fused(encode_feedback=self._encode, splits_feedback=self.splits_feedback)
-
-    def _encode(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
-        draw: Draw,
-        loss_scale: float,
-    ) -> int:
-        elems, kept = x.numel(), None if residual is None else as_array(residual)
-        whole = as_array(payload)
-        most, count, body = self.most(elems), 0, whole[_COUNT_BYTES:]
-        indices = scratch("sparse.indices", most, np.uint32, beside=whole)
-        values = self.form.values(body, most)
-        if elems:
-            count = self.select(as_array(x), indices, values, kept, loss_scale)
-        indices, values, length = indices[:count], values[:count], self.form.bytes(count, elems)
-        sent = self.form.write(body[:length], elems, indices, values)
-        if kept is not None and not self.form.lossless:
-            topk.return_unsent(kept, indices, values, sent, loss_scale=loss_scale)
-        _count_of(payload).fill_(count)
-        return _COUNT_BYTES + length
-
-    def _counted(self, payload: torch.Tensor, elems: int) -> tuple[U8, int]:
-        """Return what follows on the count, and the count."""
-        if payload.numel() < _COUNT_BYTES:
-            raise PayloadError(
-                f"{self.name}: a payload of {payload.numel()} bytes arrived, shorter than its count"
-            )
-        # The layout follows from the count, so a GPU is waited for.
-        count = int(_count_of(payload).item()) & 0xFFFFFFFF
-        if count > self.most(elems):
-            raise PayloadError(
-                f"{self.name}: a payload says it has {count} values, of {elems} elements "
-                f"{self.most(elems)} can be sent"
-            )
-        return as_array(payload)[_COUNT_BYTES:], count
-
-
-def _count_of(payload: torch.Tensor) -> torch.Tensor:
-    """The front of a payload as a number; fewer than 2**31 values fit in one."""
-    return payload[:_COUNT_BYTES].view(torch.int32)

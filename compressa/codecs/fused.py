@@ -26,7 +26,8 @@ class Item:
 
     Attributes:
         values: What is encoded, or overwritten; float32, float16 or bfloat16.
-        start: Byte at which the scope's bytes begin in a payload; a multiple of 8.
+        start: Byte at which the scope's bytes begin in a payload, or the most that this can be; a
+            multiple of 8.
         parameter: Of its `Draw`.
         first: The `Draw`'s `start`.
         residual: As in `Codec.encode_feedback`; None for no feedback.
@@ -48,12 +49,15 @@ class Encoder(ABC):
     """
 
     @abstractmethod
-    def encode(self, draw: Draw, loss_scale: float) -> None:
+    def encode(self, draw: Draw, loss_scale: float) -> int | None:
         """Write every scope's payload, as `Codec.encode` and `encode_feedback` do.
 
         Args:
             draw: Of any of the scopes.
             loss_scale: The loss scale.
+
+        Returns:
+            Bytes of the body; None where a codec's `size` is Fixed.
         """
 
 
@@ -61,7 +65,7 @@ class Decoder(ABC):
     """Decodes payloads of several scopes in one call, to where these were when it was made.
 
     It keeps the addresses of their values, not the memory: that is the caller's to keep. Payloads
-    are of the length that it was made for.
+    are of the length that it was made for, unless that varies.
     """
 
     @abstractmethod
@@ -141,8 +145,7 @@ class Fused:
             each goes by itself. To find out where all arrays of a small scope lie takes Python
             longer than their kernel, and to start that takes a GPU longer.
         decoder: (items, payload_bytes) -> what decodes payloads of so many bytes to these scopes in
-            one call; None if each goes by itself. Only for a codec whose `size` is Fixed, and whose
-            decoding takes no draw.
+            one call; None if each goes by itself. Only for a codec whose decoding takes no draw.
         ways: Its core on arrays of a GPU; None if it does anything else there than launch kernels.
         lists_on_gpus: Whether `encoder` and `decoder` are for scopes on a GPU alone.
     """

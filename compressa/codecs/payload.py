@@ -32,6 +32,8 @@ MAGIC = 0x7A43
 VERSION = 1
 _FORMAT = struct.Struct("<HBBIIIII")
 HEADER_BYTES = _FORMAT.size
+LENGTH_BYTES = 8
+"""Before each scope of varying length: its length (u32), and 4 zero bytes."""
 _MOST = 2**32 - 1
 
 
@@ -70,6 +72,11 @@ def check_countable(what: str, elems: int, size_bytes: int) -> None:
             "2^32 - 1; use a compressor that can cut the parameter (granularity element or block) "
             "and a smaller exchange.unit_bytes"
         )
+
+
+def aligned(size: int) -> int:
+    """Return how many bytes a scope of `size` bytes takes: each begins at a multiple of 8."""
+    return -(-size // 8) * 8
 
 
 def write_header(payload: torch.Tensor, header: Header) -> None:

@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
 
-from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient, share
+from compressa.codecs._counted import BoundedSparse
+from compressa.codecs._sparse import F32, U32, Gradient, share
 from compressa.codecs.base import Contraction
 from compressa.codecs.bounds import ROUNDING
 from compressa.errors import ConfigError

@@ -26,7 +26,7 @@ from compressa.codecs._sparse import (
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.codecs.fused import Decoder, Encoder, Fused, Item, Ways
 from compressa.errors import ConfigError
-from compressa.kernels import cuda, topk
+from compressa.kernels import topk
 from compressa.kernels.scratch import scratch
 
 
@@ -145,15 +145,10 @@ class TopK(Codec):
     def _read(self, packed: U8, elems: int, draw: Draw | None) -> tuple[U32, F32]:
         return self.form.read(packed, elems, self.kept(elems))
 
-    def _put(self, held: tuple[U32, F32], out: F32, weight: float, add: bool) -> None:
-        if not add:
-            cuda.clear(out.view(np.uint8))
-        topk.scatter_add(*held, out, weight=weight, check=False)
-
     @cached_property
     def _ways(self) -> Ways:
         """On arrays of a GPU."""
-        return Ways(encode=self._write, read=self._read, put=self._put)
+        return Ways(encode=self._write, read=self._read, put=self.form.put)
 
     def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder:
         return RecordedEncoder(self, self._ways, items, payload, draws=False)

@@ -12,17 +12,22 @@ from .._backends import KernelUnavailable
 from ._clear import clear
 from ._device import CTA, Device, device
 from ._gpu import Host, serve
-from ._later import answers_come_later, answers_later, ask
+from ._later import answers_come_later, answers_later, ask, count_left_in
+from ._parts import list_parts
 from ._recording import Recording, graphs
+from ._select import STATE_WORDS
 
 __all__ = [
+    "STATE_WORDS",
     "Host",
     "Recording",
     "answers_come_later",
     "answers_later",
     "check_available",
     "clear",
+    "count_left_in",
     "graphs",
+    "list_parts",
     "serve",
 ]
 

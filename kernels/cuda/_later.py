@@ -38,6 +38,7 @@ class _Current(threading.local):
     """A thread's: an attribute that is always there is found sooner."""
 
     answer: _Answer | None = None
+    state: Any = None
 
 
 _current = _Current()
@@ -60,6 +61,25 @@ def answers_later(make: MakeAnswer) -> Iterator[None]:
 def answers_come_later() -> bool:
     """Whether checks of this thread wait for nothing now."""
     return _current.answer is not None
+
+
+@contextmanager
+def count_left_in(state: Any) -> Iterator[None]:
+    """Have the selection that this thread starts leave its count on the GPU, and return 0.
+
+    Args:
+        state: u64[`STATE_WORDS`], where it keeps what it knows; the count is the first.
+    """
+    before, _current.state = _current.state, state
+    try:
+        yield
+    finally:
+        _current.state = before
+
+
+def state_of_caller() -> Any:
+    """Return the memory in which a selection leaves its count; None if that is waited for."""
+    return _current.state
 
 
 def new_answer(source: str) -> Any:

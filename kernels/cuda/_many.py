@@ -87,6 +87,8 @@ def _most(each: int) -> int:
 
 def _slots(argument: Argument) -> int:
     size = argument.itemsize if isinstance(argument, np.generic) else _SLOT_BYTES
+    if isinstance(argument, Struct):
+        size = argument.filled(lambda array: 0).nbytes
     return -(-size // _SLOT_BYTES)
 
 
@@ -111,6 +113,8 @@ def _packed(arguments: Sequence[Argument], address: Callable[[Any], int]) -> byt
             data = b""
         elif isinstance(argument, np.generic):
             data = argument.tobytes()
+        elif isinstance(argument, Struct):
+            data = argument.filled(address).tobytes()
         else:
             data = np.uint64(address(argument)).tobytes()
         slots.append(data.ljust(_SLOT_BYTES * _slots(argument), b"\0"))

@@ -1,6 +1,7 @@
 """The largest elements above a floor, on a GPU: the kernels of ``select.cu`` in their order.
 
-Nothing here waits: kernels decide on the GPU what the next ones do, which may be nothing.
+Nothing but the count is waited for: kernels decide on the GPU what the next ones do, which may be
+nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .._arrays import F32, U32, Gradient, block_count
 from ..select import Unit
 from ._arguments import feedback, i64, values
 from ._device import CTA, WARP, Argument, Table, device, launch
+from ._later import state_of_caller
 
 SOURCE = "select"
 SAMPLE = 8192  # elements; as in select.cu
@@ -49,7 +51,9 @@ class Selection:
     def __init__(self, x: Gradient, residual: F32 | None, loss_scale: float) -> None:
         self.vector = (*values(x), *feedback(residual, loss_scale), i64(x.size))
         self.tiles = block_count(x.size, TILE)
-        self.state = device().empty(STATE_WORDS, np.uint64)
+        self._left_in = state_of_caller()
+        left = self._left_in is not None
+        self.state = self._left_in if left else device().empty(STATE_WORDS, np.uint64)
         self.marks = device().empty(self.tiles * WORDS, np.uint64)
         self._groups = block_count(x.size, GROUP)
 
@@ -79,8 +83,8 @@ class Selection:
 
     @property
     def count(self) -> int:
-        """How many were chosen; it waits for the kernels."""
-        return device().read(self.state)
+        """How many were chosen; it waits for the kernels, but see `count_left_in`."""
+        return device().read(self.state) if self._left_in is None else 0
 
 
 def resident(threads: int) -> int:

@@ -26,18 +26,18 @@ struct Stretch {
     int first, others;  // elements of the first bin, and of each that follows
 };
 
-struct Place {
+struct InBin {
     int bin;   // of those that the stretch begins with
     int left;  // elements from here to the bin's end
 };
 
-DEVICE Place place_of(const Stretch& stretch, int i) {
+DEVICE InBin place_of(const Stretch& stretch, int i) {
     if (i < stretch.first) return {0, stretch.first - i};
     int beyond = i - stretch.first;
     return {1 + beyond / stretch.others, stretch.others - beyond % stretch.others};
 }
 
-DEVICE void advance(const Stretch& stretch, Place& place) {
+DEVICE void advance(const Stretch& stretch, InBin& place) {
     if (--place.left == 0) ++place.bin, place.left = stretch.others;
 }
 
@@ -88,7 +88,7 @@ DEVICE u32 find_largest(const Stretch& stretch, const Fours& fours, u32* largest
         if (first >= stretch.size) break;
         int bin = place_of(stretch, first).bin;
         bool whole = bin == place_of(stretch, last - 1).bin;  // the warp's elements have one bin
-        Place place = place_of(stretch, own(t));
+        InBin place = place_of(stretch, own(t));
         u32 top = 0;
         for (int u = 0; u < 4 && own(t) + u < stretch.size; ++u) {
             int before = place.bin;
@@ -126,7 +126,7 @@ DEVICE void mark_stretch(
     __syncthreads();
     int offset = int(stretch.low % 32);
     for (int t = 0; t < TIMES; ++t) {
-        Place place = place_of(stretch, own(t));
+        InBin place = place_of(stretch, own(t));
         for (int u = 0; u < 4 && own(t) + u < stretch.size; ++u, advance(stretch, place)) {
             float q = fours.q[t][u];
             u32 bits = magnitude_bits(q), repeated = magnitude_bits(q + fours.g[t][u]);

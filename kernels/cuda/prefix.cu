@@ -1,6 +1,7 @@
-// The first bytes of an array; see compressa.kernels.prefix.
+// The first bytes of an array, see compressa.kernels.prefix, and of its parts, see _parts.py.
 
 #include "_answer.cuh"
+#include "_bytes.cuh"
 
 // Byte b of eight words, the lowest first. They are picked: a thread that indexed them would need
 // memory of its own.
@@ -29,4 +30,15 @@ KERNEL(
     bool found =
         b < size && x[b] != byte_of(b, word0, word1, word2, word3, word4, word5, word6, word7);
     answer_any(answer, found);
+}
+
+// One thread: where a part begins is known when the length of the last one is.
+KERNEL(list_parts, CTA, (const u8* x, i64 size, i64 place, i64 parts, i64* told)) {
+    if (blockIdx.x || threadIdx.x) return;
+    for (i64 part = 0; part < parts; ++part) {
+        i64 length = word_of_bytes<u32>(x, size, place);
+        told[2 * part] = length;
+        told[2 * part + 1] = word_of_bytes<u32>(x, size, place + 8);
+        place += 8 + (length + 7) / 8 * 8;
+    }
 }

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressa.codecs import DGC, AdaComp, SIDCo, Threshold
-from compressa.codecs._sparse import BoundedSparse, IndexFormat, SparseForm, ValueDtype
+from compressa.codecs._counted import BoundedSparse
+from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype
 from compressa.errors import PayloadError
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import generator

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
-from emulated_streams import DEVICE
-from emulated_torch import StreamedEmulated, on_cpu, on_gpu
+from compressa.kernels import cuda
+from emulated_streams import DEVICE, Stream
+from emulated_torch import StreamedEmulated, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.base import CPU, State, StepContext, World, whole_scopes
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.multi_tensor import MultiTensor
 from compressa.aggregators.scopes import ScopePayload
+from compressa.arrays import as_array
 from compressa.codecs import Codec
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing.inputs import generator
@@ -39,6 +42,20 @@ def counted_launches() -> Iterator[Counter[str]]:
 
     with mock.patch.object(StreamedEmulated, "launch", counting):
         yield counts
+
+
+@contextmanager
+def counted_waits() -> Iterator[list[None]]:
+    """Give a list with an element for each time that the host waits for a stream."""
+    waits: list[None] = []
+    synchronize = Stream.synchronize
+
+    def counting(self: Stream) -> None:
+        waits.append(None)
+        synchronize(self)
+
+    with mock.patch.object(Stream, "synchronize", counting):
+        yield waits
 
 
 def layout_of(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> Layout:
@@ -120,3 +137,41 @@ def steps_of(
         payload = unit.step(bucket, StepContext(step, loss_scale=8.0))
         found.append(unit.all_there(bucket, payload))
     return found
+
+
+class Costs(NamedTuple):
+    """Launches and waits of an encode, waits of a check, and both of an average over two ranks."""
+
+    encode: int
+    average: int
+    encode_waits: int = 0
+    check_waits: int = 0
+    average_waits: int = 0
+
+
+def costs_of(codec: Codec, sizes: Sequence[int]) -> Costs:
+    """What each takes when that has been done before."""
+    with emulated_torch(), mock.patch.object(StreamedEmulated, "processors", 132):
+        unit, step = Unit(codec, sizes, rule=RULE, ranks=2), StepContext(0)
+        gradients = [on_gpu(x) for x in gradients_of(sizes, 0, torch.float32)]
+        unit.step(gradients, step)
+        payloads, costs = [unit.scopes.buffer() for _ in range(2)], list[int]()
+        sent = [unit.scopes.encode(gradients, step, payload) for payload in payloads]
+        unit.scopes.average(sent, gradients, step)
+        with counted_launches() as launched, cuda.answers_later(number), counted_waits() as waits:
+            sent[0] = unit.scopes.encode(gradients, step, payloads[0])
+            costs += [launched.total() - 1, len(waits)]  # without the header
+            waits.clear()
+            unit.scopes.check(sent[1], step, 1)
+            costs.append(len(waits))
+            waits.clear()
+            launched.clear()
+            unit.scopes.average(sent, gradients, step)
+            costs += [launched.total(), len(waits)]
+    encode, encode_waits, check_waits, average, average_waits = costs
+    return Costs(encode, average, encode_waits, check_waits, average_waits)
+
+
+def number() -> Any:
+    """A cleared number on the GPU, which checks set."""
+    return as_array(torch.zeros(1, dtype=torch.int64, device=DEVICE)).view(np.uint64)

@@ -1,0 +1,5 @@
+// The kernels of dgc.cu, each for the arguments of several launches; see _many.cuh.
+
+#include "_many.cuh"
+
+#include "dgc.cu"
