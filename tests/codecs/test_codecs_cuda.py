@@ -18,7 +18,7 @@ from compressa.compressors import COMPRESSORS
 
 pytestmark = on_emulated_cuda
 
-MODULES = ("_kernel", "_sparse", "randomk", "topk")
+MODULES = ("_kernel", "_counted", "randomk", "topk")
 CODECS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bf16", "fp16", "fp8", "int8", "int4", "int2", "onebit")},
     **{name: {} for name in ("qsgd", "terngrad", "natural", "topk", "randomk")},
