@@ -22,8 +22,10 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from compressa.kernels import compile
@@ -32,6 +34,7 @@ from compressa.config import load_config
 from compressa.transports.lowered.compile import prepare
 
 MESSAGE_BYTES = 1 << 20
+_SOURCES = ("", str(Path(__file__).resolve().parents[1]))
 _PRELOADED = (
     "torch._dynamo",  # DistributedDataParallel imports it when it is first used
     "torch.onnx",
@@ -61,16 +64,11 @@ def main() -> None:
     """Serve requests until the socket closes."""
     control = socket.socket(fileno=int(sys.argv[1]))
     sys.path[:] = json.loads(sys.argv[2])
-    for name in _PRELOADED:
-        importlib.import_module(name)
     torch.set_num_threads(1)
     compile.load_all()  # loads every kernel, so that no rank has to
     prepare()  # and sums by transports
     load_config({})  # builds the models of all sections
-    gc.collect()
-    gc.freeze()  # a rank's collector would copy every page that it touches
-    threads = len(os.listdir("/proc/self/task"))
-    control.send(json.dumps({"threads": threads}).encode())
+    control.send(json.dumps(_preloaded(_PRELOADED)).encode())
     running: set[int] = set()
     while True:
         data, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
@@ -87,12 +85,28 @@ def main() -> None:
                 os.close(fd)
             running.add(pid)
             answer: Any = pid
+        elif request["do"] == "import":
+            answer = _preloaded(request["modules"])
         else:
             answer = _exit_code(request["pid"], running)
         control.send(json.dumps(answer).encode())
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _preloaded(names: Iterable[str]) -> dict[str, int]:
+    """Import modules; return how many threads there are.
+
+    This project's own folder is not on the path meanwhile: transformers would take `kernels` in it
+    for a package that it knows.
+    """
+    with mock.patch.object(sys, "path", [place for place in sys.path if place not in _SOURCES]):
+        for name in names:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a rank's collector would copy every page that it touches
+    return {"threads": len(os.listdir("/proc/self/task"))}
 
 
 def _exit_code(pid: int, running: set[int]) -> int | None:

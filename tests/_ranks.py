@@ -90,6 +90,11 @@ class Zygote:
         self._link.settimeout(_START_S)
         assert self._answer() == {"threads": 1}, "a fork would lose the other threads"
 
+    def preload(self, *modules: str) -> None:
+        """Import modules, which ranks that are started from now on need not."""
+        self._link.send(json.dumps({"do": "import", "modules": modules}).encode())
+        assert self._answer() == {"threads": 1}, "a fork would lose the other threads"
+
     def fork(self, link: socket.socket, stderr: IO[bytes]) -> int:
         """Start a rank; return its process id."""
         request = json.dumps({"do": "fork"}).encode()

@@ -6,7 +6,6 @@ Each trainer takes a `Run`, and returns what its parameters are at the end.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -272,12 +271,7 @@ def by_fabric(run: Run) -> End:
 
 
 def as_launched() -> None:
-    """Set what launchers set, for frameworks that ask; and hide the sources of this project.
-
-    They have a folder `kernels`, which transformers takes for a package that it knows.
-    """
-    sources = Path(__file__).resolve().parents[2]
-    sys.path[:] = [place for place in sys.path if Path(place).resolve() != sources]
+    """Set what launchers set, for frameworks that ask."""
     rank, size = dist.get_rank(), dist.get_world_size()
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     addressed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "ACCELERATE_USE_CPU": "true"}

@@ -1,4 +1,4 @@
-"""Ranks that import frameworks: each takes seconds to import, so all tests of them share two."""
+"""Ranks that have imported frameworks, which takes seconds; so all tests of them share two."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from _ranks import Group, Pools
 @pytest.fixture(scope="session")
 def framework_ranks(pools: Pools) -> Iterator[Group]:
     """Two ranks for all tests of integrations."""
+    pools.zygote.preload("lightning.pytorch", "transformers.trainer")
     group = pools.fresh(2)
     yield group
     group.end()
