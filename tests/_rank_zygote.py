@@ -28,6 +28,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from _scripts import Scripts
 from compressa.kernels import compile
 
 from compressa.config import load_config
@@ -70,7 +71,9 @@ def main() -> None:
     load_config({})  # builds the models of all sections
     control.send(json.dumps(_preloaded(_PRELOADED)).encode())
     running: set[int] = set()
+    scripts = Scripts(control, socket.socket(fileno=int(sys.argv[3])))
     while True:
+        scripts.serve()
         data, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
         if not data:
             break
@@ -90,6 +93,7 @@ def main() -> None:
         else:
             answer = _exit_code(request["pid"], running)
         control.send(json.dumps(answer).encode())
+    scripts.kill()
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -63,9 +63,19 @@ class Outcome:
 
 
 class Zygote:
-    """The process that ranks are forked from."""
+    """The process that ranks are forked from.
+
+    Attributes:
+        python: Words that do what `python` does, by a process that is forked from it as well.
+    """
 
     def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
+        path = str(Path(self._folder.name, "door"))
+        self.python = [sys.executable, "-IS", str(Path(__file__).with_name("_warm.py")), path]
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        door.bind(path)
+        door.listen()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = os.environ | {
             "GLOO_SOCKET_IFNAME": "lo",
@@ -79,14 +89,16 @@ class Zygote:
                 str(Path(__file__).with_name("_rank_zygote.py")),
                 str(theirs.fileno()),
                 json.dumps(sys.path),
+                str(door.fileno()),
             ],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), door.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches the tests only; they close the socket
         )
         theirs.close()
+        door.close()
         self._link.settimeout(_START_S)
         assert self._answer() == {"threads": 1}, "a fork would lose the other threads"
 
@@ -115,6 +127,7 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._folder.cleanup()
 
     def _answer(self) -> Any:
         data = self._link.recv(MESSAGE_BYTES)

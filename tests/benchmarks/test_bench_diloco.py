@@ -6,15 +6,15 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from _between_hosts import MARKS, own_testbeds
+from _between_hosts import MARKS, own_testbeds, warm_ranks
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.diloco import DiLoCoMeasurement, Settings
 from benchmarks.diloco_rank import ALONE, DENSE, METHODS, TORCHFT, perceptron
 
-pytestmark = MARKS
-__all__ = ["own_testbeds"]  # a fixture for every test here
+pytestmark = [*MARKS, pytest.mark.usefixtures("warm_ranks")]
+__all__ = ["own_testbeds", "warm_ranks"]
 
 ULP = 2.0**-23
 DENSE_BYTES = 4 * sum(p.numel() for p in perceptron().parameters())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _between_hosts import MARKS, own_testbeds
+import pytest
+from _between_hosts import MARKS, own_testbeds, warm_ranks
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
@@ -12,8 +13,8 @@ from benchmarks.exchange.others import missing_mpi, missing_ray
 from benchmarks.exchange.plan import BY_NAME, METHODS, PARTS
 from benchmarks.exchange.records import ExchangeMeasurement
 
-pytestmark = MARKS
-__all__ = ["own_testbeds"]  # a fixture for every test here
+pytestmark = [*MARKS, pytest.mark.usefixtures("warm_ranks")]
+__all__ = ["own_testbeds", "warm_ranks"]
 
 
 def test_all_methods_are_measured_between_two_hosts(tmp_path: Path) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _between_hosts import MARKS, own_testbeds
+import pytest
+from _between_hosts import MARKS, own_testbeds, warm_ranks
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.fsdp import FSDPMeasurement, Settings, relative_loss, speed_up
 from benchmarks.fsdp_rank import FLOAT32, GRADIENTS, INT8, METHODS
 
-pytestmark = MARKS
-__all__ = ["own_testbeds"]  # a fixture for every test here
+pytestmark = [*MARKS, pytest.mark.usefixtures("warm_ranks")]
+__all__ = ["own_testbeds", "warm_ranks"]
 
 
 def test_it_sends_what_int8_leaves_and_trains_as_well(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _between_hosts import MARKS, own_testbeds
+import pytest
+from _between_hosts import MARKS, own_testbeds, warm_ranks
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
@@ -12,8 +13,8 @@ from benchmarks.steps.messages import OPERATIONS
 from benchmarks.steps.plan import Settings
 from benchmarks.steps.records import StepsMeasurement
 
-pytestmark = MARKS
-__all__ = ["own_testbeds"]  # a fixture for every test here
+pytestmark = [*MARKS, pytest.mark.usefixtures("warm_ranks")]
+__all__ = ["own_testbeds", "warm_ranks"]
 
 
 def test_all_methods_take_turns_between_two_hosts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _between_hosts import warm_ranks
 from rich.console import Console
 
 from compressa.testbed import Testbed, open_testbed
@@ -35,6 +36,8 @@ SMOKE: dict[str, Any] = {
     "configs": {"lossless": {"compressor": {"name": "none"}}},
     "tasks": [{"name": "digits", "train_steps": 4, "evaluations": 2}],
 }
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+__all__ = ["warm_ranks"]
 open_loopback = partial(open_testbed, link="unshaped", kind="loopback", self_check=False)
 
 

@@ -1,0 +1,109 @@
+"""Forks a process for each script that somebody asks for at a door, by `_warm`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from _warm import NAMESPACES
+
+_MESSAGE_BYTES = 1 << 20
+_READ = selectors.EVENT_READ
+
+
+class Scripts:
+    """The scripts that run.
+
+    Args:
+        control: Whoever else this process listens to.
+        door: Where scripts are asked for.
+    """
+
+    def __init__(self, control: socket.socket, door: socket.socket) -> None:
+        self._waiting = selectors.DefaultSelector()
+        self._waiting.register(control, _READ)
+        self._waiting.register(door, _READ, self._start)
+        self._running: set[int] = set()
+
+    def serve(self) -> None:
+        """Do it until there is something to read from `control`."""
+        while True:
+            for key, _ in self._waiting.select():
+                if key.data is None:
+                    return
+                key.data(key.fileobj)
+
+    def kill(self) -> None:
+        """Kill all that run."""
+        for pid in self._running:
+            os.kill(pid, signal.SIGKILL)
+
+    def _start(self, door: socket.socket) -> None:
+        link = door.accept()[0]
+        data, fds, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 3 + len(NAMESPACES))
+        pid = os.fork()
+        if pid == 0:
+            _become(**json.loads(data), fds=fds)
+            sys.exit()
+        for fd in fds:
+            os.close(fd)
+        self._running.add(pid)
+        self._waiting.register(link, _READ, partial(self._left, pid))
+        self._waiting.register(os.pidfd_open(pid), _READ, partial(self._ended, pid, link))
+
+    def _left(self, pid: int, link: socket.socket) -> None:
+        """Who asked for it has ended."""
+        self._waiting.unregister(link)
+        os.kill(pid, signal.SIGKILL)
+
+    def _ended(self, pid: int, link: socket.socket, ended: int) -> None:
+        self._running.discard(pid)
+        self._waiting.unregister(ended)
+        os.close(ended)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(KeyError):  # it was, if who asked has ended
+            self._waiting.unregister(link)
+        with link, contextlib.suppress(BrokenPipeError):
+            link.send(str(code).encode())
+
+
+def _become(
+    words: Sequence[str], environment: Mapping[str, str], folder: str, fds: Sequence[int]
+) -> None:
+    """Run what `python WORD...` would run, as its own process."""
+    for name, fd in zip(NAMESPACES, fds[3:], strict=True):
+        if os.stat(fd).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino:
+            entered = ctypes.CDLL(None, use_errno=True).setns(fd, 0)
+            assert entered == 0, os.strerror(ctypes.get_errno())
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+    for fd in fds:
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = dict.fromkeys([*paths, *sys.path])
+    _run(*[word for word in words if word != "-u"])
+
+
+def _run(first: str, *words: str) -> None:
+    how: dict[str, Any] = {"run_name": "__main__"}
+    if first == "-m":
+        sys.argv = list(words)
+        runpy.run_module(words[0], **how, alter_sys=True)
+    else:
+        sys.argv = [first, *words]
+        sys.path.insert(0, str(Path(first).parent))
+        runpy.run_path(first, **how)
