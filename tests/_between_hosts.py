@@ -36,6 +36,6 @@ def warm_ranks(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     spawn = start.spawn
 
     def warm(bed: Testbed, host: int, words: Sequence[str], *rest: Any, **named: Any) -> Any:
-        return spawn(bed, host, [*pools.zygote.python, *words[1:]], *rest, **named)
+        return spawn(bed, host, [pools.zygote.python, *words[1:]], *rest, **named)
 
     monkeypatch.setattr(start, "spawn", warm)

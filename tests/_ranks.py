@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -66,15 +67,18 @@ class Zygote:
     """The process that ranks are forked from.
 
     Attributes:
-        python: Words that do what `python` does, by a process that is forked from it as well.
+        python: A program that does what `python` does, by a process that is forked from it, too.
     """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
-        path = str(Path(self._folder.name, "door"))
-        self.python = [sys.executable, "-IS", str(Path(__file__).with_name("_warm.py")), path]
+        self.python = f"{self._folder.name}/python"
+        words = [sys.executable, "-IS", str(Path(__file__).with_name("_warm.py"))]
+        program = Path(self.python)
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$0.door" "$@"\n')
+        program.chmod(0o755)
         door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        door.bind(path)
+        door.bind(f"{self.python}.door")
         door.listen()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = os.environ | {

@@ -6,6 +6,7 @@ MPI counts the ranks in another order than torch: what mixes the two up is found
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from _ranks import MESSAGE_BYTES, Group, Process
+from _ranks import MESSAGE_BYTES, Group, Pools, Process, Zygote
 
 _START_S = 60.0
 _BESIDE = Path(sys.executable).with_name("mpiexec")
@@ -67,13 +68,16 @@ class MpiGroup(Group):
     """Ranks under one mpiexec, with a default process group over Gloo.
 
     Args:
+        zygote: What ranks are forked from, when mpiexec has started a process for each.
         size: Number of ranks.
         faults: Whether a rank may be killed without the others: mpiexec is told to leave them
             alone, and has shells for children: MPICH's ends all when a child dies by a signal.
         meet: Whether they make a process group.
     """
 
-    def __init__(self, size: int, *, faults: bool = False, meet: bool = True) -> None:
+    def __init__(
+        self, zygote: Zygote, size: int, *, faults: bool = False, meet: bool = True
+    ) -> None:
         self.size, self.jobs, self.suspect = size, 0, False
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
@@ -83,7 +87,7 @@ class MpiGroup(Group):
             door.listen(size)
             door.settimeout(_START_S)
             with output.open("wb") as stream:
-                self.mpiexec = _start(size, folder / "door", faults, stream.fileno())
+                self.mpiexec = _start(size, zygote.python, folder / "door", faults, stream.fileno())
             self.processes: list[Process] = []
             try:
                 for _ in range(size):
@@ -112,9 +116,11 @@ class MpiGroup(Group):
         self._folder.cleanup()
 
 
-def _start(size: int, door: Path, faults: bool, output: int) -> subprocess.Popen[bytes]:
+def _start(
+    size: int, python: str, door: Path, faults: bool, output: int
+) -> subprocess.Popen[bytes]:
     assert MPIEXEC is not None
-    rank = [sys.executable, __file__, str(door), json.dumps(sys.path)]
+    rank = [python, __file__, str(door), json.dumps(sys.path)]
     how: list[str] = []
     if faults:
         how = ["-disable-auto-cleanup"]
@@ -131,9 +137,9 @@ def _start(size: int, door: Path, faults: bool, output: int) -> subprocess.Popen
 
 
 @contextlib.contextmanager
-def mpi_group(size: int, *, faults: bool = False, meet: bool = True) -> Iterator[MpiGroup]:
-    """Start a group, and end it."""
-    group = MpiGroup(size, faults=faults, meet=meet)
+def mpi_group(pools: Pools, size: int, **how: bool) -> Iterator[MpiGroup]:
+    """Start a group, and end it; see `MpiGroup`."""
+    group = MpiGroup(pools.zygote, size, **how)
     try:
         yield group
     finally:
@@ -145,6 +151,7 @@ def _serve() -> None:
     from _rank_zygote import serve
 
     sys.path[:] = json.loads(sys.argv[2])
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.connect(sys.argv[1])
     link.send(json.dumps([int(os.environ["PMI_RANK"]), os.getpid()]).encode())

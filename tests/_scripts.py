@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import runpy
@@ -19,6 +20,8 @@ from typing import Any
 from _warm import NAMESPACES
 
 _MESSAGE_BYTES = 1 << 20
+_MOST_FILES = 250
+_ABOVE = 300  # the numbers of all files that this process has open, and of those it is given
 _READ = selectors.EVENT_READ
 
 
@@ -51,9 +54,10 @@ class Scripts:
 
     def _start(self, door: socket.socket) -> None:
         link = door.accept()[0]
-        data, fds, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 3 + len(NAMESPACES))
+        data, fds, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, _MOST_FILES)
         pid = os.fork()
         if pid == 0:
+            link.close()
             _become(**json.loads(data), fds=fds)
             sys.exit()
         for fd in fds:
@@ -79,14 +83,19 @@ class Scripts:
 
 
 def _become(
-    words: Sequence[str], environment: Mapping[str, str], folder: str, fds: Sequence[int]
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str,
+    files: Sequence[int],
+    fds: Sequence[int],
 ) -> None:
     """Run what `python WORD...` would run, as its own process."""
-    for name, fd in zip(NAMESPACES, fds[3:], strict=True):
+    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for fd in fds]
+    for name, fd in zip(NAMESPACES, fds, strict=False):
         if os.stat(fd).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino:
             entered = ctypes.CDLL(None, use_errno=True).setns(fd, 0)
             assert entered == 0, os.strerror(ctypes.get_errno())
-    for number, fd in enumerate(fds[:3]):
+    for number, fd in zip(files, fds[len(NAMESPACES) :], strict=True):
         os.dup2(fd, number)
     for fd in fds:
         os.close(fd)

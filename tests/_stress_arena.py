@@ -96,7 +96,7 @@ class Arena:
     def _group(self, schedule: Schedule) -> Iterator[Group]:
         group: Group
         if schedule.transport == "mpi":
-            group = MpiGroup(schedule.size, faults=True)
+            group = MpiGroup(self._zygote, schedule.size, faults=True)
         elif schedule.network:
             group = self.network_group(schedule.size)
         else:

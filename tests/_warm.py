@@ -1,12 +1,14 @@
 # python -IS tests/_warm.py DOOR WORD...
 """Does what `python WORD...` does, by a process that has imported torch already.
 
-The process that ranks are forked from forks one (`_rank_zygote`). That one takes over this one's
-namespaces, streams, environment and folder. It ends if this process does, and this one as it does.
+The process that ranks are forked from forks one (`_scripts`). That one takes over this one's
+namespaces, open files, environment and folder. It ends if this process does, and this one as it
+does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,13 +18,25 @@ import sys
 NAMESPACES = ("net", "mnt", "uts", "ipc")
 
 
+def inherited() -> list[int]:
+    """Return the numbers of all files that are open: a launcher may have left more than three."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # it was that folder
+            os.fstat(number)
+            found.append(number)
+    return found
+
+
 def main(door: str, *words: str) -> None:
     """Have it done; return when it is."""
+    files = inherited()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.connect(door)
         spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
         request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
-        socket.send_fds(link, [json.dumps(request).encode()], [0, 1, 2, *spaces])
+        data = json.dumps({**request, "files": files}).encode()
+        socket.send_fds(link, [data], [*spaces, *files])
         code = int(link.recv(16) or 1)
     if code < 0:
         if -code != signal.SIGKILL:  # which nobody can catch

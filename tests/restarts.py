@@ -26,7 +26,6 @@ import time
 from pathlib import Path
 
 _RANK = Path(__file__).with_name("_restart_rank.py")
-_TORCHRUN = Path(sys.executable).with_name("torchrun")
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _LOOK_S = 0.01
 _LATEST_S = 1.5  # after a worker has begun, it is killed at the latest
@@ -34,7 +33,15 @@ STEPS_PER_KILL = 150  # at 100 a second, so that all kills come before the end
 
 
 def run(
-    folder: Path, compressor: str, *, ranks: int, kills: int, steps: int, seed: int, within_s: float
+    folder: Path,
+    compressor: str,
+    *,
+    ranks: int,
+    kills: int,
+    steps: int,
+    seed: int,
+    within_s: float,
+    python: str = sys.executable,
 ) -> list[str]:
     """Train under torchrun, with kills; return every rank's digest.
 
@@ -46,19 +53,21 @@ def run(
         steps: Of training.
         seed: Of victims and moments.
         within_s: Longest that it may take, in seconds.
+        python: Runs torchrun and the workers.
 
     Raises:
         AssertionError: It failed, hung, or came to its end before all kills.
     """
     chance, end_s = random.Random(seed), time.monotonic() + within_s
-    command = [str(_TORCHRUN), "--nproc-per-node", str(ranks), "--max-restarts", str(kills)]
+    command = [python, "-m", "torch.distributed.run"]
+    command += ["--nproc-per-node", str(ranks), "--max-restarts", str(kills)]
     command += ["--monitor-interval", "0.1", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "127.0.0.1:0", str(_RANK), str(folder), compressor, str(steps)]
     log = folder / "log"
     with log.open("wb") as output:
         job = subprocess.Popen(
             command,
-            env=os.environ | {"OMP_NUM_THREADS": "1", _OWN_STORE: "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", _OWN_STORE: "1", "PYTHON_EXEC": python},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

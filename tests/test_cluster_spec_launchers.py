@@ -21,10 +21,11 @@ from _ranks_mpi import MPIEXEC, missing
 from _roles import SIZE, STEPS, WRONG, played
 
 SCRIPT = str(Path(_roles.__file__))
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+WARM = "_ranks.Zygote.python"
+TORCHRUN = [WARM, "-m", "torch.distributed.run", "--standalone"]
 WAYS = {
     "torchrun": [*TORCHRUN, "--nproc-per-node", str(SIZE), SCRIPT],
-    "mpiexec": [str(MPIEXEC), "-n", str(SIZE), sys.executable, SCRIPT],
+    "mpiexec": [str(MPIEXEC), "-n", str(SIZE), WARM, SCRIPT],
     "ray": [sys.executable, SCRIPT],
 }
 
@@ -35,10 +36,12 @@ def reference(pools: Pools) -> list[Any]:
     return pools.get(SIZE).run(played, port=1)
 
 
-def started(way: str, folder: str) -> list[Any]:
+def started(way: str, folder: str, warm: str) -> list[Any]:
     """Start all roles; return what each found."""
-    words = [*WAYS[way], folder, *(["ray"] if way == "ray" else [])]
-    own = {"ROLES_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    words = [warm if word == WARM else word for word in WAYS[way]]
+    words += [folder, *(["ray"] if way == "ray" else [])]
+    own = {"PYTHON_EXEC": warm}  # what torchrun starts
+    own |= {"ROLES_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     own |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
@@ -62,14 +65,14 @@ def started(way: str, folder: str) -> list[Any]:
 @pytest.mark.ranks
 @pytest.mark.timeout(300)  # Ray starts ten processes before its workers
 @pytest.mark.parametrize("way", WAYS)
-def test_each_launcher_starts_the_roles(way: str, reference: list[Any]) -> None:
+def test_each_launcher_starts_the_roles(way: str, reference: list[Any], pools: Pools) -> None:
     if way == "mpiexec" and missing():
         pytest.skip(missing())
     if way == "ray" and find_spec("ray") is None:
         pytest.skip("no ray here")
     # A short name, since it is part of those of Ray's sockets.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        found = started(way, folder)
+        found = started(way, folder, pools.zygote.python)
 
     roles = [[rank, SIZE, 1, rank] for rank in range(SIZE)]
     assert [one["role"] for one in found] == roles

@@ -32,11 +32,11 @@ def met(environment: Mapping[str, str] | None = None) -> list[Any]:
 
 @pytest.mark.ranks
 @pytest.mark.skipif(bool(missing()), reason=missing() or "all is here")
-def test_ranks_of_mpiexec_meet_by_mpi_and_where_they_are_told() -> None:
+def test_ranks_of_mpiexec_meet_by_mpi_and_where_they_are_told(pools: Pools) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
-    with mpi_group(2, meet=False) as group:
+    with mpi_group(pools, 2, meet=False) as group:
         for told in ({}, {"MASTER_ADDR": "localhost"}, place):
             found = group.run(met, environment=told)
             assert sorted(found) == [[0, 2, 0, 0, 1.0], [1, 2, 1, 1, 1.0]]

@@ -30,7 +30,7 @@ def test_a_script_ends_as_it_would_by_python(
 ) -> None:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
-    command = [*pools.zygote.python, "-u", str(file), "word"]
+    command = [pools.zygote.python, "-u", str(file), "word"]
     done = subprocess.run(
         command, cwd=tmp_path, env={"ASKED": "so"}, input=end, capture_output=True, text=True
     )
@@ -43,7 +43,7 @@ def test_a_script_ends_with_whoever_asked_for_it(pools: Pools, tmp_path: Path) -
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
     with subprocess.Popen(
-        [*pools.zygote.python, str(file)],
+        [pools.zygote.python, str(file)],
         env={"ASKED": "so"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from _failing import register, train_until_failure
-from _ranks import Group, same, settings
+from _ranks import Group, Pools, same, settings
 from _ranks_mpi import MpiGroup, missing, mpi_group, shared_files
 from _reacting import Answers
 from _training import train
@@ -161,18 +161,18 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[MpiGroup]:
+def pair(pools: Pools) -> Iterator[MpiGroup]:
     """Two ranks, shared by the tests of this file; some leave one of them alone in a failure."""
-    with mpi_group(2) as group:
+    with mpi_group(pools, 2) as group:
         yield group
         group.run(mpi_process.left_behind)
         group.leave_all(60.0)
 
 
 @pytest.fixture(scope="module")
-def many() -> Iterator[MpiGroup]:
+def many(pools: Pools) -> Iterator[MpiGroup]:
     """Four ranks, shared by the tests of this file."""
-    with mpi_group(4) as group:
+    with mpi_group(pools, 4) as group:
         yield group
         assert group.leave_all(60.0) == 0, group.processes[0].stderr
 
@@ -290,9 +290,9 @@ class TestBetweenTwo:
 @under_mpiexec
 @pytest.mark.ranks
 @pytest.mark.alone
-def test_survivors_of_a_killed_rank_name_it_and_end() -> None:
+def test_survivors_of_a_killed_rank_name_it_and_end(pools: Pools) -> None:
     """MPI_Finalize would wait for it for ever, and its file in shared memory would stay."""
-    with mpi_group(3, faults=True) as group:
+    with mpi_group(pools, 3, faults=True) as group:
         exchange = {"transport": "mpi", "deadline_s": DEADLINE_S}
         started = group.start(
             train_until_failure,
