@@ -38,6 +38,8 @@ MESSAGE_BYTES = 1 << 20
 _SOURCES = ("", str(Path(__file__).resolve().parents[1]))
 _PRELOADED = (
     "torch._dynamo",  # DistributedDataParallel imports it when it is first used
+    "torch._dynamo.backends.debugging",
+    "torch._inductor.compile_fx",
     "torch.onnx",
     "torch.distributed.checkpoint",
     "torch.nn.parallel",

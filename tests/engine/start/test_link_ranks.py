@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from test_link_file import favouring, write_link
 from compressa import cli
 from compressa.collectives.choice import CANDIDATES
 from compressa.engine.start import link_file
-from compressa.link import fit, measure
+from compressa.link import chain, fit, measure
 
 pytestmark = pytest.mark.ranks
 
@@ -32,16 +33,17 @@ def train_with_link(
 
 
 def fit_link(*, out: str) -> str:
-    """Run the command, at few sizes; return what it prints."""
+    """Run the command, at few sizes, each for a short time; return what it prints."""
     printed = io.StringIO()
-    sizes, checked = fit.SIZES_BYTES, measure.CHECKED_BYTES
-    fit.SIZES_BYTES, measure.CHECKED_BYTES = (1 << 10, 64 << 10), (16 << 10,)
-    try:
-        with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as end:
-            cli.main(["link", "--out", out, "--budget", "0.01"])
-        assert not end.value.code
-    finally:
-        fit.SIZES_BYTES, measure.CHECKED_BYTES = sizes, checked
+    with (
+        mock.patch.object(fit, "SIZES_BYTES", (1 << 10, 64 << 10)),
+        mock.patch.object(measure, "CHECKED_BYTES", (16 << 10,)),
+        mock.patch.object(chain, "LEAST_CHAIN_S", 0.01),
+        contextlib.redirect_stdout(printed),
+        pytest.raises(SystemExit) as end,
+    ):
+        cli.main(["link", "--out", out, "--budget", "0.01"])
+    assert not end.value.code
     return printed.getvalue()
 
 
