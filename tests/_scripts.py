@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from _warm import NAMESPACES
@@ -83,6 +84,7 @@ class Scripts:
 
 
 def _become(
+    program: str,
     words: Sequence[str],
     environment: Mapping[str, str],
     folder: str,
@@ -102,6 +104,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    sys.executable = program  # also of those that it starts
     paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = dict.fromkeys([*paths, *sys.path])
     _run(*[word for word in words if word != "-u"])
@@ -112,6 +115,10 @@ def _run(first: str, *words: str) -> None:
     if first == "-m":
         sys.argv = list(words)
         runpy.run_module(words[0], **how, alter_sys=True)
+    elif first == "-c":
+        sys.argv = [first, *words[1:]]
+        module = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(words[0], "<string>", "exec"), vars(module))
     else:
         sys.argv = [first, *words]
         sys.path.insert(0, str(Path(first).parent))

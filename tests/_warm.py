@@ -29,14 +29,21 @@ def inherited() -> list[int]:
 
 
 def main(door: str, *words: str) -> None:
-    """Have it done; return when it is."""
+    """Have it done; end as it ends."""
+    if words[0] == "-I":  # a Python that is to see nothing of others
+        os.execv(sys.executable, [sys.executable, *words])
     files = inherited()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.connect(door)
         spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
-        request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
-        data = json.dumps({**request, "files": files}).encode()
-        socket.send_fds(link, [data], [*spaces, *files])
+        request = {
+            "program": door.removesuffix(".door"),
+            "words": words,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "files": files,
+        }
+        socket.send_fds(link, [json.dumps(request).encode()], [*spaces, *files])
         code = int(link.recv(16) or 1)
     if code < 0:
         if -code != signal.SIGKILL:  # which nobody can catch

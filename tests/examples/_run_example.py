@@ -22,9 +22,11 @@ def command_of(name: str) -> list[str]:
     return shlex.split(first[2:])
 
 
-def run_example(name: str, folder: Path, *more: str, timeout_s: float = 100.0) -> str:
+def run_example(
+    name: str, folder: Path, *, python: str = sys.executable, timeout_s: float = 100.0
+) -> str:
     """Start an example by its first line, in a folder; return what it printed."""
-    with started(name, folder, *more) as run:
+    with started(name, folder, python) as run:
         try:
             printed, errors = run.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -55,15 +57,16 @@ def start_on(fresh: Callable[[int], Group], name: str, folder: Path) -> tuple[Gr
     return group, group.start(run_page, per_rank=told, folder=str(folder), code=code)
 
 
-def started(name: str, folder: Path, *more: str) -> subprocess.Popen[str]:
+def started(name: str, folder: Path, python: str) -> subprocess.Popen[str]:
     """Start an example by its first line, in a folder."""
     program, *words = command_of(name)
     words = [str(EXAMPLES.parent / w) if w.startswith("examples/") else w for w in words]
-    words = [sys.executable if word == "python" else word for word in words]  # after mpiexec
+    words = [python if word == "python" else word for word in words]  # after mpiexec
     if program == "torchrun":  # a port of its own, so that examples may run side by side
         words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *words]
+    start = python if program == "python" else str(Path(sys.executable).parent / program)
     return subprocess.Popen(
-        [str(Path(sys.executable).parent / program), *words, *more],
+        [start, *words],
         cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

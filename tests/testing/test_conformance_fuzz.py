@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from _ranks import Pools
 
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import TopK
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.alone
 TESTS = Path(__file__).parents[1]
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(pools: Pools, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command],
+        [pools.zygote.python, *command],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -43,8 +43,8 @@ def test_a_seed_brings_the_same_payloads_again() -> None:
         assert tallies[0].total == 200
 
 
-def test_the_command_prints_its_seed_and_what_it_did() -> None:
-    done = run("fuzz.py", "--count", "200", "--seed", "77", "--compressor", "int8")
+def test_the_command_prints_its_seed_and_what_it_did(pools: Pools) -> None:
+    done = run(pools, "fuzz.py", "--count", "200", "--seed", "77", "--compressor", "int8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("seed 77\nok    int8: payloads 400 (")
     assert "0 of 1 with findings" in done.stdout
@@ -63,8 +63,8 @@ for name, well, text in fuzz.in_children(works, 4):
 
 
 @pytest.fixture(scope="module")
-def findings() -> dict[str, str]:
-    done = run("-c", FAULTY)
+def findings(pools: Pools) -> dict[str, str]:
+    done = run(pools, "-c", FAULTY)
     assert done.returncode == 0, done.stderr
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from _between_hosts import MARKS
+from _ranks import Pools
 
 from compressa.testbed import open_testbed
 
@@ -34,7 +35,7 @@ print(torch.equal(held, due), len(lost))
 
 
 def test_all_hosts_hear_one_transmission_though_packets_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path))
     with open_testbed(hosts=HOSTS, link="1gbit", kind="netns", self_check=False) as bed:
@@ -44,7 +45,7 @@ def test_all_hosts_hear_one_transmission_though_packets_are_lost(
             "MASTER_PORT": "29500",
             "OMP_NUM_THREADS": "1",
         }
-        words = [sys.executable, "-c", RANK, json.dumps(sys.path), str(SIZE)]
+        words = [pools.zygote.python, "-c", RANK, json.dumps(sys.path), str(SIZE)]
         before = bed.counters()
         ranks = [
             bed.spawn(i, words, env={**meeting, "RANK": str(i)}, stdout=subprocess.PIPE)
