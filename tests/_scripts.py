@@ -56,6 +56,9 @@ class Scripts:
     def _start(self, door: socket.socket) -> None:
         link = door.accept()[0]
         data, fds, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, _MOST_FILES)
+        if not data:  # it was killed before it could ask
+            link.close()
+            return
         pid = os.fork()
         if pid == 0:
             link.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -53,3 +54,10 @@ def test_a_script_ends_with_whoever_asked_for_it(pools: Pools, tmp_path: Path) -
         assert asking.stdout.readline()
         asking.send_signal(signal.SIGKILL)
         assert asking.stdout.read() == "", "nobody has its other end open any more"
+
+
+def test_who_says_nothing_disturbs_nobody(pools: Pools, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(f"{pools.zygote.python}.door")
+    done = subprocess.run([pools.zygote.python, "-c", "print(1)"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n")
