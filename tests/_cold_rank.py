@@ -1,6 +1,6 @@
 """A rank that registers and trains, and says what it compiled when: run by a test.
 
-python tests/_cold_rank.py RANK SIZE STORE TRANSPORT DEADLINE_S
+python tests/_cold_rank.py RANK SIZE STORE COMPRESSOR DEADLINE_S
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STEPS = 3
 
 def main() -> None:
     """Train some steps of a small model, and print what was compiled when."""
-    rank, size, store, transport, deadline_s = sys.argv[1:]
+    rank, size, store, compressor, deadline_s = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(int(rank))
     dist.init_process_group(
@@ -30,8 +30,7 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Linear(500, 400))
     compiled = Compilations()
     event.register("numba:compile", compiled)
-    exchange = {"transport": transport, "deadline_s": float(deadline_s)}
-    settings = {"compressor": "bf16", "exchange": exchange}
+    settings = {"compressor": compressor, "exchange": {"deadline_s": float(deadline_s)}}
     handle = compressa.register_comm_hook(model, settings)
     registered = len(compiled.names)
     for _ in range(_STEPS):

@@ -48,12 +48,12 @@ def environment(cache: Path | None, **others: str) -> dict[str, str]:
     return {**os.environ, **(chosen if cache else {}), **others}
 
 
-def trained(caches: list[Path], store: Path, transport: str = "tcp") -> list[dict[str, list[str]]]:
+def trained(caches: list[Path], store: Path) -> list[dict[str, list[str]]]:
     """Train a rank for each tree, as if each were a host; return what each says it compiled."""
     script, size = str(TESTS / "_cold_rank.py"), str(len(caches))
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, str(rank), size, str(store), transport, str(DEADLINE_S)],
+            [sys.executable, script, str(rank), size, str(store), "bf16", str(DEADLINE_S)],
             env=environment(cache),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,8 +111,8 @@ def test_a_host_that_compiles_does_not_eat_the_deadline_of_one_that_has_compiled
     host: tuple[Path, list[dict[str, list[str]]]], tmp_path: Path
 ) -> None:
     cold = uncompiled_tree(tmp_path / "cold")
-    with compiling(cold, 2 * DEADLINE_S):  # of which imports take a part
-        ranks = trained([host[0], cold], tmp_path / "store", "gloo-group")  # which compiles less
+    with compiling(cold, DEADLINE_S + 2.0):
+        ranks = trained([host[0], cold], tmp_path / "store")
     assert ranks[0] == {"registration": [], "training": []}
     assert ranks[1]["registration"]
     assert ranks[1]["training"] == []

@@ -151,9 +151,10 @@ def survive(
         assert value["losses"][-1] < 0.5 * value["losses"][0], value["losses"]
         found.append(value)
     same([value["values"] for value in found])
-    last = group.processes[max(set(range(ranks)) - culprits.keys())]
-    last.leave()  # as all do; it takes the interpreter longer than the training
-    assert last.wait(15.0) == 0
+    survivors = [group.processes[rank] for rank in range(ranks) if rank not in culprits]
+    for process in survivors:
+        process.leave()
+    assert [process.wait(15.0) for process in survivors] == [0] * len(survivors)
     group.end()
     return found
 
