@@ -19,6 +19,7 @@ from ._backends import backend
 from .blockwise import Form, check_payload, dequantize_blockwise, quantize_blockwise
 from .feedback import absorb_residual
 from .multi_tensor import BlockwiseParts, BlockwiseVectors, check_payloads
+from .onebit import SignForm, sign_dequantize, sign_quantize
 from .philox import Noise, check_noise
 
 
@@ -131,7 +132,8 @@ class BlockwiseMeans:
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape or a layout is wrong, or the forms are no integers, or differ.
+        ValueError: A shape or a layout is wrong, the forms differ, or some vectors only have a
+            residual.
 
     Attributes:
         vectors: As given.
@@ -146,12 +148,12 @@ class BlockwiseMeans:
     def __init__(
         self, vectors: BlockwiseVectors, parts: BlockwiseParts, kept: Sequence[F32 | None]
     ) -> None:
-        if not isinstance(vectors.form, Form) or parts.form != vectors.form:
-            raise ValueError(f"means are those of integers of one form, not of {vectors.form}")
+        if parts.form != vectors.form:
+            raise ValueError(f"means of {vectors.form} are made of such, not of {parts.form}")
         for vector, undo in zip(vectors.vectors, kept, strict=True):
             check_array("x", vector.x, np.float32, writable=True)
-            if (undo is None) != (vector.residual is None):
-                raise ValueError("what is kept goes with a residual")
+            if len({array is None for array in (undo, vector.residual, *kept)}) > 1:
+                raise ValueError("what is kept goes with a residual, of all vectors or of none")
             if undo is not None:
                 check_array("kept", undo, np.float32, vector.x.shape, writable=True)
         self.vectors, self.parts, self.kept = vectors, parts, tuple(kept)
@@ -170,7 +172,7 @@ def average_vectors(
     loss_scale: float = 1.0,
     mean_loss_scale: float = 1.0,
 ) -> None:
-    """Average every vector of a list as `average_blockwise` does.
+    """Average every vector of a list as `average_blockwise` does; scaled signs by the same stages.
 
     Args:
         means: The vectors.
@@ -192,19 +194,33 @@ def average_vectors(
         scales = loss_scale, mean_loss_scale
         means.kernel.average_vectors(means, sent, weight=weight, noise=noise, scales=scales)
         return
+    form = means.form
     for vector, part, undo in zip(
         means.vectors.vectors, means.parts.parts, means.kept, strict=True
     ):
         x, codes, units, offsets, left, *_ = vector
+        theirs, mean = [Packed(*part.arrays(p, form)) for p in sent], Packed(codes, units, offsets)
         owned = None
         if left is not None and undo is not None:
             owned = Owned(left, undo, loss_scale, mean_loss_scale)
-        average_blockwise(
-            x,
-            [Packed(*part.arrays(payload, means.form)) for payload in sent],
-            Packed(codes, units, offsets),
-            form=means.form,
-            weight=weight,
-            noise=vector.noise(noise),
-            owned=owned,
-        )
+        if isinstance(form, SignForm):
+            _average_signs(x, theirs, mean, form.block, weight, owned)
+        else:
+            own = vector.noise(noise)
+            average_blockwise(x, theirs, mean, form=form, weight=weight, noise=own, owned=owned)
+
+
+def _average_signs(
+    x: F32, sent: Sequence[Packed], mean: Packed, block: int, weight: float, owned: Owned | None
+) -> None:
+    if owned is not None:
+        absorb_residual(x, owned.residual, owned.kept, owned.loss_scale)
+        owned.residual[:] = 0
+    x *= np.float32(weight)
+    for bits, scales, _ in sent:
+        sign_dequantize(bits, scales, x, block=block, weight=weight, add=True)
+    left, loss_scale = (None, 1.0) if owned is None else (owned.residual, owned.mean_loss_scale)
+    sign_quantize(x, mean.codes, mean.scales, block=block, residual=left, loss_scale=loss_scale)
+    if owned is not None:
+        np.copyto(owned.residual, owned.kept, where=~np.isfinite(x))
+    sign_dequantize(mean.codes, mean.scales, x, block=block)

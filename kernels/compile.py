@@ -71,10 +71,11 @@ _NOISE = philox.Noise(0, 0, 0, 0)
 _FORMS = [blockwise.Form(bits=8, block=256, statistic=s) for s in blockwise.STATISTICS[:2]]
 
 
-def _payload(form: blockwise.Form) -> blockwise_mean.Packed:
+def _payload(form: multi_tensor.BlockForm) -> blockwise_mean.Packed:
     """Room for what a vector is quantised to."""
     blocks = block_count(_ELEMS, form.block)
-    offsets = np.zeros(blocks, np.float32) if form.statistic == "range" else None
+    ranged = isinstance(form, blockwise.Form) and form.statistic == "range"
+    offsets = np.zeros(blocks, np.float32) if ranged else None
     codes = np.zeros(form.code_bytes(_ELEMS), np.uint8)
     return blockwise_mean.Packed(codes, np.zeros(blocks, np.float32), offsets)
 
@@ -107,20 +108,18 @@ def compile_blockwise_mean(_: Kinds) -> None:
             )
 
 
+_LISTED_FORMS: list[multi_tensor.BlockForm] = [*_FORMS, onebit.SignForm(block=64)]
+_LISTED = [(form, _payload(form)) for form in _LISTED_FORMS]
+
+
 def compile_lists(kinds: Kinds) -> None:
     """Many vectors by one call: integers and signs, with and without residual, and stochastic."""
-    residual, signs = np.zeros(_ELEMS, np.float32), onebit.SignForm(block=64)
-    blocks = block_count(_ELEMS, signs.block)
-    packed = np.zeros(signs.code_bytes(_ELEMS), np.uint8), np.zeros(blocks, np.float32), None
-    forms: list[tuple[multi_tensor.BlockForm, blockwise_mean.Packed]] = [
-        *((form, _payload(form)) for form in _FORMS),
-        (signs, blockwise_mean.Packed(*packed)),
-    ]
-    for form, payload in forms:
+    residual = np.zeros(_ELEMS, np.float32)
+    for form, payload in _LISTED:
         parts, sent = _parts(form, payload.offsets is not None)
         multi_tensor.multi_tensor_sum(parts, [sent])
         multi_tensor.multi_tensor_dequantize(parts, sent)
-        drawn = [] if form is signs else [(None, _NOISE)]
+        drawn = [] if isinstance(form, onebit.SignForm) else [(None, _NOISE)]
         for left, noise in ((None, None), (residual, None), *drawn):
             for x in kinds(_ZEROS):
                 vectors = [multi_tensor.BlockwiseVector(x, *payload, left)]
@@ -131,10 +130,11 @@ def compile_lists(kinds: Kinds) -> None:
 def compile_means(_: Kinds) -> None:
     """Means of many vectors by one call."""
     x, residual, kept = np.zeros((3, _ELEMS), np.float32)
-    for form in _FORMS:
-        parts, sent = _parts(form, form.statistic == "range")
-        for left, noise in ((None, None), (residual, None), (None, _NOISE)):
-            vectors = [multi_tensor.BlockwiseVector(x, *_payload(form), left)]
+    for form, payload in _LISTED:
+        parts, sent = _parts(form, payload.offsets is not None)
+        drawn = [] if isinstance(form, onebit.SignForm) else [(None, _NOISE)]
+        for left, noise in ((None, None), (residual, None), *drawn):
+            vectors = [multi_tensor.BlockwiseVector(x, *payload, left)]
             own = multi_tensor.BlockwiseVectors(vectors, form=form)
             undo = None if left is None else kept
             means = blockwise_mean.BlockwiseMeans(own, parts, [undo])

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 Work = Callable[[int, int], None]
 
 _LEAST_ELEMS = 1 << 18  # a fraction of a millisecond: a hand-over takes a tenth of that
+SHARED_ELEMS = 2 * _LEAST_ELEMS
+"""From so many on the work is shared."""
 _SLICES_PER_THREAD = 8  # evens out threads that are held up
 
 
@@ -90,7 +92,7 @@ def over_slices(size: int, multiple: int, work: Work) -> None:
         work: A kernel on one slice; it releases the GIL, and slices do not depend on each other.
     """
     team = _enlisted.team
-    if team is None or size < 2 * _LEAST_ELEMS:
+    if team is None or size < SHARED_ELEMS:
         work(0, size)
     else:
         team.run(work, team.cut(size, multiple))

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
-
-import torch
 
 from compressa.bias import SMALLEST_NORMAL, Bias, Biased, Contraction, Range, Unbiased
 from compressa.codecs import bounds
 from compressa.codecs._kernel import Array, KernelCodec, Parts
-from compressa.codecs._multi_tensor import averager_of, fits_one_call
 from compressa.codecs.base import Draw
-from compressa.codecs.fused import Averager, Fused, Item
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
 from compressa.kernels.philox import Noise
@@ -67,11 +63,6 @@ class Blockwise(KernelCodec):
         """That of one."""
         return self.form
 
-    @cached_property
-    def fused(self) -> Fused:
-        """All that there is, and the average."""
-        return replace(super().fused, averager=self._averager)
-
     def noise(self, draw: Draw) -> Noise | None:
         """Return the random numbers of an encode, if it rounds at random."""
         return draw.private_noise(self.wire_id) if self.stochastic else None
@@ -116,12 +107,6 @@ class Blockwise(KernelCodec):
             offsets=offsets[0] if offsets else None,
             weight=weight,
         )
-
-    def _averager(self, items: Sequence[Item], payload: torch.Tensor) -> Averager | None:
-        on_cpu = not payload.is_cuda and all(x.values.dtype is torch.float32 for x in items)
-        if not (on_cpu and fits_one_call(items)):
-            return None
-        return averager_of(self, items, payload, self.form, self.noise if self.stochastic else None)
 
     def _in_block(self, elems: int) -> int:
         """Elements of the largest block."""

@@ -17,12 +17,14 @@ import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs._multi_tensor import decoder_of, encoder_of, fits_one_call
+from compressa.codecs._multi_tensor import averager_of, decoder_of, encoder_of, fits_one_call
 from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder
 from compressa.codecs.base import Codec, Draw, Granularity
-from compressa.codecs.fused import Decoder, Encoder, Fused, Item, Ways
+from compressa.codecs.fused import Averager, Decoder, Encoder, Fused, Item, Ways
 from compressa.kernels.multi_tensor import BlockForm
+from compressa.kernels.onebit import SignForm
 from compressa.kernels.philox import Noise
+from compressa.kernels.threads import SHARED_ELEMS
 
 Array = npt.NDArray[Any]
 Parts = Sequence[Array]
@@ -130,6 +132,7 @@ class KernelCodec(Codec):
             decode_sum=None if self.dequantize_sum is None else self._decode_sum,
             encoder=self._encoder if listed else None,
             decoder=self._decoder if listed else None,
+            averager=None if self.block_form is None else self._averager,
             ways=self._ways() if self.recorded else None,
             lists_on_gpus=self.recorded,
         )
@@ -207,6 +210,14 @@ class KernelCodec(Codec):
         if form is None or not fits_one_call(items):
             return None
         return encoder_of(self, items, payload, form, self.noise if self.stochastic else None)
+
+    def _averager(self, items: Sequence[Item], payload: torch.Tensor) -> Averager | None:
+        form, elems = self.block_form, max(x.values.numel() for x in items)
+        if form is None or payload.is_cuda or not fits_one_call(items):
+            return None
+        if isinstance(form, SignForm) and elems >= SHARED_ELEMS:
+            return None  # stage by stage, each of which threads share
+        return averager_of(self, items, payload, form, self.noise if self.stochastic else None)
 
     def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
         if (ways := self.fused.ways) is not None:

@@ -25,6 +25,7 @@ from .blockwise_mean import _average
 from .onebit import _dequantize as _dequantize_signs
 from .onebit import _quantize as _quantize_signs
 from .onebit import _sum as _sum_signs
+from .onebit_mean import average_signs
 
 
 class Row(NamedTuple):
@@ -258,6 +259,39 @@ def dequantize_sign_rows(
             block,
             weight,
             add,
+        )
+
+
+@lean
+def average_sign_rows(
+    rows: I64,
+    sent: I64,
+    begins: I64,
+    theirs: tuple[I64, I64],
+    x: F32,
+    bits: U8,
+    residual: F32 | None,
+    factors: tuple[np.float32, np.float32, np.float32],
+    room: F32,
+    block: int,
+) -> None:
+    """As `average_rows`, of signs."""
+    for r in range(rows.shape[0]):
+        row, part = rows[r], sent[r]
+        _begin(begins, part[_CODES], theirs[0])
+        _begin(begins, part[_SCALES], theirs[1])
+        n = row[_ELEMS]
+        average_signs(
+            at(x, row[_X], n),
+            theirs[0],
+            theirs[1],
+            at(bits, row[_CODES], (n + 7) // 8),
+            at(x, row[_SCALES], (n + block - 1) // block),
+            at(residual, row[_RESIDUAL], n),
+            at(residual, row[_KEPT], n),
+            factors,
+            block,
+            room,
         )
 
 

@@ -30,7 +30,7 @@ Addresses = tuple[I64, I64, I64 | None]
 
 
 @inlined
-def _own_share(
+def own_share(
     x: F32, left: F32 | None, saved: F32 | None, loss_scale: np.float32, weight: np.float32, p: F32
 ) -> None:
     """Write the own share of the mean, and note what to keep if nothing comes of it."""
@@ -45,7 +45,7 @@ def _own_share(
 
 
 @inlined
-def _with_none_left(p: F32, left: F32 | None) -> None:
+def with_none_left(p: F32, left: F32 | None) -> None:
     """Add the residual, which is 0 now: it turns -0 into 0, and all else stays as it is."""
     if left is not None:
         for i in range(p.size):
@@ -53,7 +53,8 @@ def _with_none_left(p: F32, left: F32 | None) -> None:
 
 
 @inlined
-def _keep_where_infinite(p: F32, scale: np.float32, left: F32 | None, saved: F32 | None) -> None:
+def keep_where_infinite(p: F32, scale: np.float32, left: F32 | None, saved: F32 | None) -> None:
+    """Where the mean is spoiled, keep what was saved."""
     if left is not None and saved is not None and scale != scale:
         for i in range(p.size):
             if magnitude_bits(p[i]) >= _INFINITY:
@@ -86,9 +87,9 @@ def _average(
         start, stop = bytes_of(low, shape.bits), bytes_of(high, shape.bits)
         packed, p, ahead = view(codes, start, stop), view(room, 0, high - low), low + NEAR
         fetch(kept, low + AHEAD, high + AHEAD)
-        _own_share(now, left, saved, loss_scale, weight, p)
+        own_share(now, left, saved, loss_scale, weight, p)
         add_blocks(*sent, first + low, p, weight, bytes_, shape)
-        _with_none_left(p, left)
+        with_none_left(p, left)
         scale, offset = fill_grid(p, None, _ONE, p, x, residual, ahead, shape)
         scales[b] = scale
         if offsets is not None:
@@ -107,7 +108,7 @@ def _average(
             packed,
             bytes_,
         )
-        _keep_where_infinite(p, scale, left, saved)
+        keep_where_infinite(p, scale, left, saved)
         decode_block(
             packed, view(signed, start, stop), scale, some, _ONE, False, now, bytes_, shape
         )

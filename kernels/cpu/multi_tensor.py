@@ -218,10 +218,13 @@ class _Averages:
 
     def __init__(self, means: BlockwiseMeans) -> None:
         vectors, parts, kept = means.vectors.vectors, means.parts.parts, means.kept
-        uniform = len({undo is None for undo in kept}) == 1
-        small, large = _divided(vectors, lambda vector: uniform and _small(vector.x))
-        self._form = means.form
-        self._alone = [(vectors[i], parts[i], _average(vectors[i], means, i)) for i in large]
+        form = self._form = means.form
+        small, large = _divided(vectors, lambda v: isinstance(form, SignForm) or _small(v.x))
+        self._alone = [
+            (vectors[i], parts[i], _average(vectors[i], form, kept[i]))
+            for i in large
+            if isinstance(form, Form)
+        ]
         self._rows = table(_row(vectors[i], kept[i]) for i in small)
         self._sent = table(_part_row(parts[i]) for i in small)
         self._residual = vectors[small[0]].residual if small else None
@@ -236,28 +239,33 @@ class _Averages:
             average(theirs, weight, None if noise is None else vector.noise(noise), scales)
         if not self._rows.size:
             return
-        block, shape = form.block, shape_of(form)
+        block, theirs = form.block, _room_for(begins, form)
+        given = self._rows, self._sent, begins
+        factors = np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]
+        room = np.empty(block, np.float32)
+        if isinstance(form, SignForm):
+            signed = *given, theirs[:2], _FLOATS, _BYTES, self._residual, factors, room, block
+            _rows.average_sign_rows(*signed)
+            return
         _rows.average_rows(
-            self._rows,
-            self._sent,
-            begins,
-            _room_for(begins, form),
+            *given,
+            theirs,
             _FLOATS,
             _BYTES,
             _offsets_of(form),
             self._residual,
-            (np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]),
+            factors,
             noise_key(noise, 0),
             noise_buffer(noise, block),
-            np.empty(block, np.float32),
+            room,
             np.empty(block + 8, np.uint8),
-            shape,
+            shape_of(form),
         )
 
 
-def _average(vector: BlockwiseVector, means: BlockwiseMeans, i: int) -> Average:
+def _average(vector: BlockwiseVector, form: Form, kept: F32 | None) -> Average:
     x, codes, scales, offsets, residual, *_ = vector
-    return Average(x, Packed(codes, scales, offsets), means.form, residual, means.kept[i])
+    return Average(x, Packed(codes, scales, offsets), form, residual, kept)
 
 
 def average_vectors(

@@ -28,7 +28,7 @@ _PIECE = 1024  # elements of a plane that stay in the first-level cache with the
 
 
 @intrinsic
-def _keep(
+def keep_lost(
     typing: Any, p: Any, residual: Any, scale: Any, back: Any, x: Any, left: Any, position: Any
 ) -> Any:
     """What signs leave behind; hints for half a block."""
@@ -80,11 +80,11 @@ def _quantize(
         else:
             pack_short(p, packed)
         if residual is not None:
-            _keep(p, left, scales[b], back, x, residual, high + block // 2)
+            keep_lost(p, left, scales[b], back, x, residual, high + block // 2)
 
 
 @inlined
-def _decode(bits: U8, shift: np.uint32, value: np.float32, add: bool, out: F32) -> None:
+def decode_plane(bits: U8, shift: np.uint32, value: np.float32, add: bool, out: F32) -> None:
     """One plane: ``value`` is the block's scale times the weight."""
     magnitude = np.float32(value).view(np.uint32)
     if add:
@@ -107,7 +107,7 @@ def _dequantize(bits: U8, scales: F32, out: F32, block: int, weight: np.float32,
             last = min(first + packed.size, high)
             fetch(out, first + AHEAD, last + AHEAD)
             shift, value = np.uint32(31 - j), np.float32(weight * scales[b])
-            _decode(packed, shift, value, add, view(out, first, last))
+            decode_plane(packed, shift, value, add, view(out, first, last))
 
 
 @lean
@@ -136,7 +136,7 @@ def _sum(
                 for i in range(bits.size):
                     value = np.float32(weight * at(sums, scales[i] + at_scale, 1)[0])
                     packed = at(like, bits[i] + start, last - first)
-                    _decode(packed, shift, value, True, part)
+                    decode_plane(packed, shift, value, True, part)
                 finish(part, rounded, first)
 
 

@@ -11,7 +11,7 @@ import torch
 from kernel_cases import same_bits
 
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.codecs import Codec, Int4, Int8
+from compressa.codecs import Codec, Int4, Int8, OneBit
 from compressa.codecs.fused import Fused, Item
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
@@ -32,6 +32,15 @@ class Int4ByStages(Int4):
 @dataclass(frozen=True, kw_only=True)
 class Int8ByStages(Int8):
     """Int8 in as many passes as there are stages."""
+
+    @property
+    def fused(self) -> Fused:
+        return replace(super().fused, averager=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBitByStages(OneBit):
+    """Scaled signs in as many passes as there are stages."""
 
     @property
     def fused(self) -> Fused:
@@ -81,6 +90,8 @@ def outcome(codec: Codec, feedback: bool, ranks: int) -> list[torch.Tensor]:
         (Int4(), Int4ByStages(), True),
         (Int4(mapping="maxmin"), Int4ByStages(mapping="maxmin"), False),
         (Int8(mapping="maxmin"), Int8ByStages(mapping="maxmin"), True),
+        (OneBit(block=64), OneBitByStages(block=64), True),
+        (OneBit(), OneBitByStages(), False),
         (Int8(rounding="stochastic"), Int8ByStages(rounding="stochastic"), False),
     ],
 )

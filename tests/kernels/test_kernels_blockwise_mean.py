@@ -24,6 +24,7 @@ from compressa.kernels import (
     block_count,
     reference,
 )
+from compressa.kernels.multi_tensor import BlockForm
 from compressa.kernels.onebit import SignForm
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,20 +41,24 @@ noises = st.none() | st.builds(
 )
 
 
-def room(n: int, form: Form) -> Packed:
+def ranged(form: BlockForm) -> bool:
+    return isinstance(form, Form) and form.statistic == "range"
+
+
+def room(n: int, form: BlockForm) -> Packed:
     blocks = block_count(n, form.block)
-    offsets = poisoned(blocks, np.float32) if form.statistic == "range" else None
+    offsets = poisoned(blocks, np.float32) if ranged(form) else None
     codes = poisoned(form.code_bytes(n), np.uint8)
     return Packed(codes, poisoned(blocks, np.float32), offsets)
 
 
-def any_payloads(n: int, form: Form, count: int, seed: int) -> list[Packed]:
+def any_payloads(n: int, form: BlockForm, count: int, seed: int) -> list[Packed]:
     random, blocks = np.random.default_rng(seed), block_count(n, form.block)
     return [
         Packed(
             any_bytes(random, form.code_bytes(n)),
             any_units(random, blocks),
-            any_units(random, blocks) if form.statistic == "range" else None,
+            any_units(random, blocks) if ranged(form) else None,
         )
         for _ in range(count)
     ]
@@ -111,10 +116,10 @@ def in_bytes(payload: Packed) -> Any:
     return np.concatenate([whole, np.zeros(-whole.size % 8, np.uint8)])
 
 
-def part_of(out: F32, first: int, form: Form) -> BlockwisePart:
+def part_of(out: F32, first: int, form: BlockForm) -> BlockwisePart:
     """Where that which begins at a byte has its arrays."""
     head_bytes = 4 * block_count(out.size, form.block)
-    if form.statistic == "range":
+    if ranged(form):
         return BlockwisePart(out, first + 2 * head_bytes, first, first + head_bytes)
     return BlockwisePart(out, first + head_bytes, first)
 
@@ -122,7 +127,7 @@ def part_of(out: F32, first: int, form: Form) -> BlockwisePart:
 def averaged_together(
     xs: list[F32],
     sent: list[list[Packed]],
-    form: Form,
+    form: BlockForm,
     residuals: list[F32 | None],
     scale: float,
     noise: Noise | None,
@@ -180,6 +185,25 @@ def test_vectors_of_a_list_have_the_bits_of_each_alone(
         assert all(same_bits(a, b) for a, b in zip(together[i], alone, strict=True))
 
 
+@given(
+    st.lists(gradients(), min_size=1, max_size=3),
+    counts,
+    st.sampled_from([8, 64, 1024]),
+    st.none() | st.integers(0, 99),
+    st.sampled_from(SCALES),
+)
+def test_means_of_signs_have_the_bits_of_the_stages(
+    xs: list[F32], count: int, block: int, keep: int | None, scale: float
+) -> None:
+    form, residuals = SignForm(block=block), [residual_for(x, keep) for x in xs]
+    sent = [any_payloads(x.size, form, count, seed) for seed, x in enumerate(xs)]
+    ours = averaged_together(xs, sent, form, residuals, scale, None)
+    with reference():
+        specified = averaged_together(xs, sent, form, residuals, scale, None)
+    for mine, theirs in zip(ours, specified, strict=True):
+        assert all(same_bits(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
 def test_lists_that_do_not_fit_are_refused() -> None:
     form, x = Form(bits=8, block=8), np.ones(8, np.float32)
     vector = BlockwiseVector(x, np.empty(8, np.uint8), np.empty(1, np.float32))
@@ -191,8 +215,13 @@ def test_lists_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="kept must have shape"):
         BlockwiseMeans(learning, parts, [x[:4].copy()])
     signs = BlockwiseVectors([vector._replace(codes=vector.codes[:1])], form=SignForm(block=8))
-    with pytest.raises(ValueError, match="of integers of one form"):
+    with pytest.raises(ValueError, match="are made of such"):
         BlockwiseMeans(signs, parts, [None])
+    mixed = BlockwiseVectors([vector, learning.vectors[0]], form=form)
+    with pytest.raises(ValueError, match="of all vectors or of none"):
+        BlockwiseMeans(
+            mixed, BlockwiseParts([*parts.parts] * 2, form=form, payload_bytes=12), [None, x]
+        )
     half = BlockwiseVectors([vector._replace(x=x.astype(np.float16))], form=form)
     with pytest.raises(TypeError, match="x must be float32"):
         BlockwiseMeans(half, parts, [None])
