@@ -158,8 +158,7 @@ class BlockwiseMeans:
                 check_array("kept", undo, np.float32, vector.x.shape, writable=True)
         self.vectors, self.parts, self.kept = vectors, parts, tuple(kept)
         self.form = vectors.form
-        backend("blockwise_mean", *(vector.x for vector in vectors.vectors), *kept)
-        self.kernel = vectors.kernel
+        self.kernel = backend("blockwise_mean", *(v.x for v in vectors.vectors), *kept)
         self.prepared: Any = None
 
 
@@ -191,8 +190,14 @@ def average_vectors(
     check_loss_scale(loss_scale)
     check_loss_scale(mean_loss_scale)
     if means.kernel:
-        scales = loss_scale, mean_loss_scale
-        means.kernel.average_vectors(means, sent, weight=weight, noise=noise, scales=scales)
+        means.kernel.average_vectors(
+            means,
+            sent,
+            weight=weight,
+            noise=noise,
+            loss_scale=loss_scale,
+            mean_loss_scale=mean_loss_scale,
+        )
         return
     form = means.form
     for vector, part, undo in zip(

@@ -6,26 +6,30 @@ one vector; its arrays are given by their addresses, or by where they begin in a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from .._arrays import F32, I64, U8, U32
+from ..blockwise import Form
+from ..multi_tensor import BlockForm, BlockwisePart, BlockwiseVector
 from ._feedback import Values
 from ._grid import Shape
 from ._jit import inlined, lean
+from ._mean import average
 from ._noise import Key
+from ._onebit_mean import average_signs
 from ._payloads import at
 from ._planes import bytes_of
 from ._prefetch import LINE_BYTES
+from ._stream import LEAST_ELEMS
 from ._view import view
 from .blockwise import _dequantize, _quantize, _sum
-from .blockwise_mean import _average
 from .onebit import _dequantize as _dequantize_signs
 from .onebit import _quantize as _quantize_signs
 from .onebit import _sum as _sum_signs
-from .onebit_mean import average_signs
 
 
 class Row(NamedTuple):
@@ -60,6 +64,50 @@ _X, _ELEMS, _CODES, _SCALES, _OFFSETS, _RESIDUAL, _KEPT, _PARAMETER, _START = ra
 def table(rows: Iterable[Row]) -> I64:
     """Return rows as int64[rows, 9]."""
     return np.array(list(rows), np.int64).reshape(-1, len(Row._fields))
+
+
+_T = TypeVar("_T", BlockwiseVector, BlockwisePart)
+BYTES, FLOATS = np.empty(0, np.uint8), np.empty(0, np.float32)
+"""Of the types of a row's codes, and of its scales."""
+
+
+def divided(vectors: Sequence[_T], together: Callable[[_T], bool]) -> tuple[list[int], list[int]]:
+    """Numbers of the vectors that go by one call, and of those that go alone."""
+    small = [i for i, vector in enumerate(vectors) if together(vector)]
+    return small, sorted(set(range(len(vectors))) - set(small))
+
+
+def is_small(values: npt.NDArray[Any]) -> bool:
+    """Threads would not share it, nor would it be streamed."""
+    return values.size < LEAST_ELEMS
+
+
+def address_of(array: npt.NDArray[Any] | None) -> int:
+    """Where an array begins; 0 for None."""
+    return 0 if array is None else int(array.__array_interface__["data"][0])
+
+
+def row_of(vector: BlockwiseVector, kept: F32 | None = None) -> Row:
+    """The row of a vector that is quantised."""
+    x, codes, scales, offsets, residual, parameter, start = vector
+    head = address_of(x), x.size, address_of(codes), address_of(scales), address_of(offsets)
+    return Row(*head, address_of(residual), address_of(kept), parameter, start)
+
+
+def part_row(part: BlockwisePart) -> Row:
+    """The row of one that payloads decode to; of its arrays it says where in these they begin."""
+    return Row(address_of(part.out), part.out.size, part.codes, part.scales, part.offsets or 0)
+
+
+def offsets_like(form: BlockForm) -> F32 | None:
+    """Of the type of a row's offsets; None if it has none."""
+    return FLOATS if isinstance(form, Form) and form.statistic == "range" else None
+
+
+def room_for(begins: I64, form: BlockForm) -> tuple[I64, I64, I64 | None]:
+    """Where addresses of codes, scales and offsets go."""
+    codes, scales, offsets = np.empty((3, begins.size), np.int64)
+    return codes, scales, None if offsets_like(form) is None else offsets
 
 
 @inlined
@@ -199,7 +247,7 @@ def average_rows(
         n = row[_ELEMS]
         blocks = (n + shape.block - 1) // shape.block
         _seek(key, row)
-        _average(
+        average(
             at(x, row[_X], n),
             theirs,
             0,

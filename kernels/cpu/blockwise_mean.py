@@ -1,7 +1,4 @@
-"""The mean of quantised values for NumPy arrays; see :mod:`compressa.kernels.blockwise_mean`.
-
-Made of the loops of `blockwise`, for a block at a time, which memory gives and takes once.
-"""
+"""The mean of quantised values for NumPy arrays; see :mod:`compressa.kernels.blockwise_mean`."""
 
 from __future__ import annotations
 
@@ -9,109 +6,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._arrays import F32, I64, U8, U32
+from .._arrays import F32, U8
 from ..blockwise import Form
-from ..blockwise_mean import Owned, Packed
+from ..blockwise_mean import BlockwiseMeans, Owned, Packed
+from ..multi_tensor import BlockwiseVector
+from ..onebit import SignForm
 from ..philox import Noise
 from ..threads import over_slices
-from ._feedback import effective, factors_of, magnitude_bits
-from ._grid import Shape, shape_of
-from ._jit import inlined, lean
-from ._noise import Key, drawn_at, noise_buffer, noise_key
+from . import _rows
+from ._feedback import factors_of
+from ._grid import shape_of
+from ._mean import Addresses
+from ._mean import average as _average
+from ._noise import noise_buffer, noise_key
 from ._payloads import addresses
-from ._planes import bytes_of
-from ._prefetch import AHEAD, NEAR, fetch
-from ._view import only_with, view
-from .blockwise import add_blocks, decode_block, encode_block, fill_grid
-
-_INFINITY = np.uint32(0x7F800000)
-_ONE = np.float32(1)
-Addresses = tuple[I64, I64, I64 | None]
-
-
-@inlined
-def own_share(
-    x: F32, left: F32 | None, saved: F32 | None, loss_scale: np.float32, weight: np.float32, p: F32
-) -> None:
-    """Write the own share of the mean, and note what to keep if nothing comes of it."""
-    back = np.float32(_ONE / loss_scale)
-    for i in range(p.size):
-        own = effective(x, left, loss_scale, i)
-        if left is not None and saved is not None:
-            saved[i] = own * back if magnitude_bits(own) < _INFINITY else left[i]
-        p[i] = np.float32(own * weight)
-    if left is not None:
-        left[:] = np.float32(0)
-
-
-@inlined
-def with_none_left(p: F32, left: F32 | None) -> None:
-    """Add the residual, which is 0 now: it turns -0 into 0, and all else stays as it is."""
-    if left is not None:
-        for i in range(p.size):
-            p[i] = np.float32(p[i] + left[i])
-
-
-@inlined
-def keep_where_infinite(p: F32, scale: np.float32, left: F32 | None, saved: F32 | None) -> None:
-    """Where the mean is spoiled, keep what was saved."""
-    if left is not None and saved is not None and scale != scale:
-        for i in range(p.size):
-            if magnitude_bits(p[i]) >= _INFINITY:
-                left[i] = saved[i]
-
-
-@lean
-def _average(
-    x: F32,
-    sent: Addresses,
-    first: int,
-    codes: U8,
-    scales: F32,
-    offsets: F32 | None,
-    residual: F32 | None,
-    kept: F32 | None,
-    factors: tuple[np.float32, np.float32, np.float32],
-    key: Key | None,
-    drawn: U32 | None,
-    room: F32,
-    bytes_: U8,
-    shape: Shape,
-) -> None:
-    """All blocks of x; the payloads' element ``first`` belongs to its element 0."""
-    signed = codes.view(np.int8)
-    loss_scale, weight, back = factors
-    for b in range(scales.size):
-        low, high = b * shape.block, min((b + 1) * shape.block, x.size)
-        now, left, saved = view(x, low, high), view(residual, low, high), view(kept, low, high)
-        start, stop = bytes_of(low, shape.bits), bytes_of(high, shape.bits)
-        packed, p, ahead = view(codes, start, stop), view(room, 0, high - low), low + NEAR
-        fetch(kept, low + AHEAD, high + AHEAD)
-        own_share(now, left, saved, loss_scale, weight, p)
-        add_blocks(*sent, first + low, p, weight, bytes_, shape)
-        with_none_left(p, left)
-        scale, offset = fill_grid(p, None, _ONE, p, x, residual, ahead, shape)
-        scales[b] = scale
-        if offsets is not None:
-            offsets[b] = offset
-        some, at = only_with(offsets, offset), drawn_at(key, low, high, drawn)
-        encode_block(
-            p,
-            (scale, some),
-            shape,
-            view(drawn, at, at + high - low),
-            left,
-            back,
-            x,
-            residual,
-            ahead + shape.block // 2,
-            packed,
-            bytes_,
-        )
-        keep_where_infinite(p, scale, left, saved)
-        decode_block(
-            packed, view(signed, start, stop), scale, some, _ONE, False, now, bytes_, shape
-        )
+from ._rows import (
+    BYTES,
+    FLOATS,
+    divided,
+    is_small,
+    offsets_like,
+    part_row,
+    room_for,
+    row_of,
+    table,
+)
 
 
 class Average:
@@ -180,3 +99,71 @@ def average_blockwise(
         None if mean.offsets is None else addresses(offsets),
     )
     Average(x, mean, form, residual, kept)(begins, weight, noise, (scales[0], scales[1]))
+
+
+class _Averages:
+    """What averages a list of vectors."""
+
+    def __init__(self, means: BlockwiseMeans) -> None:
+        vectors, parts, kept = means.vectors.vectors, means.parts.parts, means.kept
+        form = self._form = means.form
+        small, large = divided(vectors, lambda v: isinstance(form, SignForm) or is_small(v.x))
+        self._alone = [
+            (vectors[i], parts[i], _whole(vectors[i], form, kept[i]))
+            for i in large
+            if isinstance(form, Form)
+        ]
+        self._rows = table(row_of(vectors[i], kept[i]) for i in small)
+        self._sent = table(part_row(parts[i]) for i in small)
+        self._residual = vectors[small[0]].residual if small else None
+
+    def __call__(
+        self, sent: Sequence[U8], weight: float, noise: Noise | None, scales: tuple[float, float]
+    ) -> None:
+        begins, form = addresses(sent), self._form
+        for vector, part, average in self._alone:
+            offsets = None if part.offsets is None else begins + part.offsets
+            theirs = begins + part.codes, begins + part.scales, offsets
+            average(theirs, weight, None if noise is None else vector.noise(noise), scales)
+        if not self._rows.size:
+            return
+        block, theirs = form.block, room_for(begins, form)
+        given = self._rows, self._sent, begins
+        factors = np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]
+        room = np.empty(block, np.float32)
+        if isinstance(form, SignForm):
+            signed = *given, theirs[:2], FLOATS, BYTES, self._residual, factors, room, block
+            _rows.average_sign_rows(*signed)
+            return
+        _rows.average_rows(
+            *given,
+            theirs,
+            FLOATS,
+            BYTES,
+            offsets_like(form),
+            self._residual,
+            factors,
+            noise_key(noise, 0),
+            noise_buffer(noise, block),
+            room,
+            np.empty(block + 8, np.uint8),
+            shape_of(form),
+        )
+
+
+def _whole(vector: BlockwiseVector, form: Form, kept: F32 | None) -> Average:
+    x, codes, scales, offsets, residual, *_ = vector
+    return Average(x, Packed(codes, scales, offsets), form, residual, kept)
+
+
+def average_vectors(
+    means: BlockwiseMeans,
+    sent: Sequence[U8],
+    *,
+    weight: float,
+    noise: Noise | None = None,
+    loss_scale: float = 1.0,
+    mean_loss_scale: float = 1.0,
+) -> None:
+    average = means.prepared = means.prepared or _Averages(means)
+    average(sent, weight, noise, (loss_scale, mean_loss_scale))

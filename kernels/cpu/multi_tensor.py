@@ -8,14 +8,11 @@ out in the first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from .._arrays import F32, I64, U8
+from .._arrays import I64, U8
 from ..blockwise import Form
-from ..blockwise_mean import BlockwiseMeans, Packed
 from ..multi_tensor import (
     BlockForm,
     BlockwisePart,
@@ -30,46 +27,24 @@ from ._feedback import factors_of
 from ._grid import shape_of
 from ._noise import noise_buffer, noise_key
 from ._payloads import addresses
-from ._rows import Row, table
+from ._rows import (
+    BYTES,
+    FLOATS,
+    address_of,
+    divided,
+    is_small,
+    offsets_like,
+    part_row,
+    room_for,
+    row_of,
+    table,
+)
 from ._stream import LEAST_ELEMS
 from ._values import bits_of
 from ._vector import LANES
 from .blockwise import Dequantizer, Quantizer, Summation
-from .blockwise_mean import Average
 from .casts import narrow
 from .onebit import SignSummation, sign_dequantize, sign_quantize
-
-_T = TypeVar("_T", BlockwiseVector, BlockwisePart)
-_BYTES, _FLOATS = np.empty(0, np.uint8), np.empty(0, np.float32)
-
-
-def _divided(vectors: Sequence[_T], together: Callable[[_T], bool]) -> tuple[list[int], list[int]]:
-    """Numbers of the vectors that go by one call, and of those that go alone."""
-    small = [i for i, vector in enumerate(vectors) if together(vector)]
-    return small, sorted(set(range(len(vectors))) - set(small))
-
-
-def _small(values: npt.NDArray[Any]) -> bool:
-    """Threads would not share it, nor would it be streamed."""
-    return values.size < LEAST_ELEMS
-
-
-def _address(array: npt.NDArray[Any] | None) -> int:
-    return 0 if array is None else int(array.__array_interface__["data"][0])
-
-
-def _row(vector: BlockwiseVector, kept: F32 | None = None) -> Row:
-    x, codes, scales, offsets, residual, parameter, start = vector
-    head = _address(x), x.size, _address(codes), _address(scales), _address(offsets)
-    return Row(*head, _address(residual), _address(kept), parameter, start)
-
-
-def _part_row(part: BlockwisePart) -> Row:
-    return Row(_address(part.out), part.out.size, part.codes, part.scales, part.offsets or 0)
-
-
-def _offsets_of(form: BlockForm) -> F32 | None:
-    return _FLOATS if isinstance(form, Form) and form.statistic == "range" else None
 
 
 class _Quantizers:
@@ -78,10 +53,10 @@ class _Quantizers:
     def __init__(self, batch: BlockwiseVectors) -> None:
         vectors, form = batch.vectors, batch.form
         kept = {vector.residual is None for vector in vectors}
-        small, large = _divided(vectors, lambda v: len(kept) == 1 and _small(v.x))
+        small, large = divided(vectors, lambda v: len(kept) == 1 and is_small(v.x))
         self._form = form
         self._alone = [(vectors[i], _quantizer(vectors[i], form)) for i in large]
-        self._rows = table(_row(vectors[i]) for i in small)
+        self._rows = table(row_of(vectors[i]) for i in small)
         if small:
             first = vectors[small[0]]
             self._x, self._residual = bits_of(first.x), first.residual
@@ -93,13 +68,13 @@ class _Quantizers:
             return
         form, block = self._form, self._form.block
         room = np.empty(block, np.float32)
-        given = self._rows, self._x, self._residual, factors_of(loss_scale), _BYTES, _FLOATS
+        given = self._rows, self._x, self._residual, factors_of(loss_scale), BYTES, FLOATS
         if isinstance(form, SignForm):
             _rows.quantize_sign_rows(*given, room, block)
             return
         drawn = noise_key(noise, 0), noise_buffer(noise, block)
         bytes_ = np.empty(block + 8, np.uint8)
-        _rows.quantize_rows(*given, _offsets_of(form), *drawn, room, bytes_, shape_of(form))
+        _rows.quantize_rows(*given, offsets_like(form), *drawn, room, bytes_, shape_of(form))
 
 
 def _quantizer(vector: BlockwiseVector, form: BlockForm) -> Callable[[Noise | None, float], None]:
@@ -127,8 +102,8 @@ class _Sums:
     def __init__(self, batch: BlockwiseParts) -> None:
         form = self._form = batch.form
         float32 = all(part.out.dtype == np.float32 for part in batch.parts)
-        small, large = _divided(batch.parts, lambda part: float32 and _small(part.out))
-        self._rows = table(_part_row(batch.parts[i]) for i in small)
+        small, large = divided(batch.parts, lambda part: float32 and is_small(part.out))
+        self._rows = table(part_row(batch.parts[i]) for i in small)
         self._alone = [_Part(batch.parts[i], form) for i in large]
         self._elems = sum(batch.parts[i].out.size for i in small)
 
@@ -139,13 +114,13 @@ class _Sums:
             part.add_up(begins, weight)
         if not self._rows.size:
             return
-        codes, scales, offsets = _room_for(begins, form)
+        codes, scales, offsets = room_for(begins, form)
         given = self._rows, begins, codes, scales
         if isinstance(form, SignForm):
-            _rows.sum_sign_rows(*given, _FLOATS, factor, _BYTES, form.block)
+            _rows.sum_sign_rows(*given, FLOATS, factor, BYTES, form.block)
         else:
             bytes_ = np.empty(form.block + 8, np.uint8)
-            _rows.sum_rows(*given, offsets, _FLOATS, factor, bytes_, shape_of(form))
+            _rows.sum_rows(*given, offsets, FLOATS, factor, bytes_, shape_of(form))
 
     def decode(self, payload: U8, weight: float, add: bool) -> None:
         """Decode a payload, or add it."""
@@ -153,7 +128,7 @@ class _Sums:
             part.decode(payload, weight, add)
         if not self._rows.size:
             return
-        form, given = self._form, (self._rows, _address(payload), _BYTES, _FLOATS)
+        form, given = self._form, (self._rows, address_of(payload), BYTES, FLOATS)
         how = np.float32(weight), add
         if isinstance(form, SignForm):
             _rows.dequantize_sign_rows(*given, *how, form.block)
@@ -161,7 +136,7 @@ class _Sums:
             bytes_ = np.empty(form.block + 8, np.uint8)
             long = not add and self._elems >= LEAST_ELEMS and form.block % LANES == 0
             room = np.empty(form.block if long else 0, np.float32)
-            _rows.dequantize_rows(*given, _offsets_of(form), *how, bytes_, room, shape_of(form))
+            _rows.dequantize_rows(*given, offsets_like(form), *how, bytes_, room, shape_of(form))
 
 
 class _Part:
@@ -195,12 +170,6 @@ class _Part:
             narrow(values, out)
 
 
-def _room_for(begins: I64, form: BlockForm) -> tuple[I64, I64, I64 | None]:
-    """Where addresses of codes, scales and offsets go."""
-    codes, scales, offsets = np.empty((3, begins.size), np.int64)
-    return codes, scales, None if _offsets_of(form) is None else offsets
-
-
 def multi_tensor_sum(batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0) -> None:
     sums = batch.prepared = batch.prepared or _Sums(batch)
     sums.add_up(payloads, weight)
@@ -211,70 +180,3 @@ def multi_tensor_dequantize(
 ) -> None:
     sums = batch.prepared = batch.prepared or _Sums(batch)
     sums.decode(payload, weight, add)
-
-
-class _Averages:
-    """What averages a list of vectors."""
-
-    def __init__(self, means: BlockwiseMeans) -> None:
-        vectors, parts, kept = means.vectors.vectors, means.parts.parts, means.kept
-        form = self._form = means.form
-        small, large = _divided(vectors, lambda v: isinstance(form, SignForm) or _small(v.x))
-        self._alone = [
-            (vectors[i], parts[i], _average(vectors[i], form, kept[i]))
-            for i in large
-            if isinstance(form, Form)
-        ]
-        self._rows = table(_row(vectors[i], kept[i]) for i in small)
-        self._sent = table(_part_row(parts[i]) for i in small)
-        self._residual = vectors[small[0]].residual if small else None
-
-    def __call__(
-        self, sent: Sequence[U8], weight: float, noise: Noise | None, scales: tuple[float, float]
-    ) -> None:
-        begins, form = addresses(sent), self._form
-        for vector, part, average in self._alone:
-            offsets = None if part.offsets is None else begins + part.offsets
-            theirs = begins + part.codes, begins + part.scales, offsets
-            average(theirs, weight, None if noise is None else vector.noise(noise), scales)
-        if not self._rows.size:
-            return
-        block, theirs = form.block, _room_for(begins, form)
-        given = self._rows, self._sent, begins
-        factors = np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]
-        room = np.empty(block, np.float32)
-        if isinstance(form, SignForm):
-            signed = *given, theirs[:2], _FLOATS, _BYTES, self._residual, factors, room, block
-            _rows.average_sign_rows(*signed)
-            return
-        _rows.average_rows(
-            *given,
-            theirs,
-            _FLOATS,
-            _BYTES,
-            _offsets_of(form),
-            self._residual,
-            factors,
-            noise_key(noise, 0),
-            noise_buffer(noise, block),
-            room,
-            np.empty(block + 8, np.uint8),
-            shape_of(form),
-        )
-
-
-def _average(vector: BlockwiseVector, form: Form, kept: F32 | None) -> Average:
-    x, codes, scales, offsets, residual, *_ = vector
-    return Average(x, Packed(codes, scales, offsets), form, residual, kept)
-
-
-def average_vectors(
-    means: BlockwiseMeans,
-    sent: Sequence[U8],
-    *,
-    weight: float,
-    noise: Noise | None,
-    scales: tuple[float, float],
-) -> None:
-    average = means.prepared = means.prepared or _Averages(means)
-    average(sent, weight, noise, scales)

@@ -10,11 +10,11 @@ import numpy as np
 from .._arrays import F32, I64, U8
 from ._feedback import fill_magnitudes
 from ._jit import inlined, lean
+from ._mean import keep_where_infinite, own_share, with_none_left
 from ._payloads import at
 from ._planes import pack_short, pack_whole
 from ._prefetch import AHEAD, fetch
 from ._view import view
-from .blockwise_mean import keep_where_infinite, own_share, with_none_left
 from .onebit import decode_plane, keep_lost
 
 _ONE = np.float32(1)
