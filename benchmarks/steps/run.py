@@ -178,7 +178,8 @@ def _warm_step_s(ranks: Ranks, method: Method, budget_s: float) -> float:
     many of these would have them chosen anew.
     """
     if method.client == "overlapped":
-        return ranks.ask("train", method=method, steps=_CHOSEN_STEP)["step_s"]
+        step_s: float = ranks.ask("train", method=method, steps=_CHOSEN_STEP)["step_s"]
+        return step_s
     steps_s: list[float] = []
     end_s = time.monotonic() + _WARM_TURNS * budget_s
     while len(steps_s) < _LEAST_WARM or time.monotonic() < end_s:
