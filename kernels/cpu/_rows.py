@@ -104,10 +104,10 @@ def offsets_like(form: BlockForm) -> F32 | None:
     return FLOATS if isinstance(form, Form) and form.statistic == "range" else None
 
 
-def room_for(begins: I64, form: BlockForm) -> tuple[I64, I64, I64 | None]:
+def room_for(begins: I64, like: F32 | None) -> tuple[I64, I64, I64 | None]:
     """Where addresses of codes, scales and offsets go."""
     codes, scales, offsets = np.empty((3, begins.size), np.int64)
-    return codes, scales, None if offsets_like(form) is None else offsets
+    return codes, scales, None if like is None else offsets
 
 
 @inlined

@@ -127,7 +127,7 @@ class _Averages:
             average(theirs, weight, None if noise is None else vector.noise(noise), scales)
         if not self._rows.size:
             return
-        block, theirs = form.block, room_for(begins, form)
+        block, theirs = form.block, room_for(begins, offsets_like(form))
         given = self._rows, self._sent, begins
         factors = np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]
         room = np.empty(block, np.float32)

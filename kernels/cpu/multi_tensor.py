@@ -54,7 +54,8 @@ class _Quantizers:
         vectors, form = batch.vectors, batch.form
         kept = {vector.residual is None for vector in vectors}
         small, large = divided(vectors, lambda v: len(kept) == 1 and is_small(v.x))
-        self._form = form
+        self._form, self._offsets = form, offsets_like(form)
+        self._shape = shape_of(form) if isinstance(form, Form) else None
         self._alone = [(vectors[i], _quantizer(vectors[i], form)) for i in large]
         self._rows = table(row_of(vectors[i]) for i in small)
         if small:
@@ -66,15 +67,15 @@ class _Quantizers:
             quantize(None if noise is None else vector.noise(noise), loss_scale)
         if not self._rows.size:
             return
-        form, block = self._form, self._form.block
+        block = self._form.block
         room = np.empty(block, np.float32)
         given = self._rows, self._x, self._residual, factors_of(loss_scale), BYTES, FLOATS
-        if isinstance(form, SignForm):
+        if self._shape is None:
             _rows.quantize_sign_rows(*given, room, block)
             return
         drawn = noise_key(noise, 0), noise_buffer(noise, block)
         bytes_ = np.empty(block + 8, np.uint8)
-        _rows.quantize_rows(*given, offsets_like(form), *drawn, room, bytes_, shape_of(form))
+        _rows.quantize_rows(*given, self._offsets, *drawn, room, bytes_, self._shape)
 
 
 def _quantizer(vector: BlockwiseVector, form: BlockForm) -> Callable[[Noise | None, float], None]:
@@ -101,6 +102,8 @@ class _Sums:
 
     def __init__(self, batch: BlockwiseParts) -> None:
         form = self._form = batch.form
+        self._offsets = offsets_like(form)
+        self._shape = shape_of(form) if isinstance(form, Form) else None
         float32 = all(part.out.dtype == np.float32 for part in batch.parts)
         small, large = divided(batch.parts, lambda part: float32 and is_small(part.out))
         self._rows = table(part_row(batch.parts[i]) for i in small)
@@ -109,18 +112,18 @@ class _Sums:
 
     def add_up(self, payloads: Sequence[U8], weight: float) -> None:
         """Write the weighted sum."""
-        begins, factor, form = addresses(payloads), np.float32(weight), self._form
+        begins, factor, block = addresses(payloads), np.float32(weight), self._form.block
         for part in self._alone:
             part.add_up(begins, weight)
         if not self._rows.size:
             return
-        codes, scales, offsets = room_for(begins, form)
+        codes, scales, offsets = room_for(begins, self._offsets)
         given = self._rows, begins, codes, scales
-        if isinstance(form, SignForm):
-            _rows.sum_sign_rows(*given, FLOATS, factor, BYTES, form.block)
+        if self._shape is None:
+            _rows.sum_sign_rows(*given, FLOATS, factor, BYTES, block)
         else:
-            bytes_ = np.empty(form.block + 8, np.uint8)
-            _rows.sum_rows(*given, offsets, FLOATS, factor, bytes_, shape_of(form))
+            bytes_ = np.empty(block + 8, np.uint8)
+            _rows.sum_rows(*given, offsets, FLOATS, factor, bytes_, self._shape)
 
     def decode(self, payload: U8, weight: float, add: bool) -> None:
         """Decode a payload, or add it."""
@@ -130,13 +133,13 @@ class _Sums:
             return
         form, given = self._form, (self._rows, address_of(payload), BYTES, FLOATS)
         how = np.float32(weight), add
-        if isinstance(form, SignForm):
+        if self._shape is None:
             _rows.dequantize_sign_rows(*given, *how, form.block)
         else:
             bytes_ = np.empty(form.block + 8, np.uint8)
             long = not add and self._elems >= LEAST_ELEMS and form.block % LANES == 0
             room = np.empty(form.block if long else 0, np.float32)
-            _rows.dequantize_rows(*given, offsets_like(form), *how, bytes_, room, shape_of(form))
+            _rows.dequantize_rows(*given, self._offsets, *how, bytes_, room, self._shape)
 
 
 class _Part:
