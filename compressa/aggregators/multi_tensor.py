@@ -7,7 +7,6 @@ is another one than before, as after DDP has rebuilt its buckets, it is worked o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import repeat
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -119,7 +118,8 @@ class MultiTensor:
         make, rule = self._fused.averager, self._feedback
         if make is None or (rule and not rule.conserves_mass):
             return None
-        if rule and any(held_back(scope.of(gradients), context) for scope, _ in self._scopes):
+        xs = (scope.of(gradients) for scope, _ in self._scopes)
+        if rule and context.hold_zeros and any(held_back(x, context) for x in xs):
             return None
         residuals = map(self._state.vectors.__getitem__, self._residuals)
         return self._averagers.at(
@@ -128,8 +128,12 @@ class MultiTensor:
         )
 
     def _items(
-        self, gradients: Sequence[Tensor], feedback: bool, undo: Sequence[Tensor | None] = ()
+        self,
+        gradients: Sequence[Tensor],
+        feedback: bool,
+        undo: Sequence[Tensor | None] | None = None,
     ) -> list[Item]:
+        kept_of = [None] * len(self._scopes) if undo is None else undo
         return [
             Item(
                 values=scope.of(gradients),
@@ -139,7 +143,7 @@ class MultiTensor:
                 residual=scope.residual(self._state) if feedback else None,
                 undo=kept,
             )
-            for (scope, start), kept in zip(self._scopes, undo or repeat(None), strict=False)
+            for (scope, start), kept in zip(self._scopes, kept_of, strict=True)
         ]
 
 

@@ -107,6 +107,8 @@ class _Averages:
     def __init__(self, means: BlockwiseMeans) -> None:
         vectors, parts, kept = means.vectors.vectors, means.parts.parts, means.kept
         form = self._form = means.form
+        self._offsets = offsets_like(form)
+        self._shape = shape_of(form) if isinstance(form, Form) else None
         small, large = divided(vectors, lambda v: isinstance(form, SignForm) or is_small(v.x))
         self._alone = [
             (vectors[i], parts[i], _whole(vectors[i], form, kept[i]))
@@ -120,18 +122,18 @@ class _Averages:
     def __call__(
         self, sent: Sequence[U8], weight: float, noise: Noise | None, scales: tuple[float, float]
     ) -> None:
-        begins, form = addresses(sent), self._form
+        begins, block = addresses(sent), self._form.block
         for vector, part, average in self._alone:
             offsets = None if part.offsets is None else begins + part.offsets
             theirs = begins + part.codes, begins + part.scales, offsets
             average(theirs, weight, None if noise is None else vector.noise(noise), scales)
         if not self._rows.size:
             return
-        block, theirs = form.block, room_for(begins, offsets_like(form))
+        theirs = room_for(begins, self._offsets)
         given = self._rows, self._sent, begins
         factors = np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]
         room = np.empty(block, np.float32)
-        if isinstance(form, SignForm):
+        if self._shape is None:
             signed = *given, theirs[:2], FLOATS, BYTES, self._residual, factors, room, block
             _rows.average_sign_rows(*signed)
             return
@@ -140,14 +142,14 @@ class _Averages:
             theirs,
             FLOATS,
             BYTES,
-            offsets_like(form),
+            self._offsets,
             self._residual,
             factors,
             noise_key(noise, 0),
             noise_buffer(noise, block),
             room,
             np.empty(block + 8, np.uint8),
-            shape_of(form),
+            self._shape,
         )
 
 

@@ -9,6 +9,9 @@ import torch
 from compressor_cases import ALL, AROUND, params, with_feedback
 
 from compressa.aggregators.base import State, StepContext, World
+from compressa.aggregators.feedback import FeedbackRule
+from compressa.aggregators.powersgd import PowerSGD
+from compressa.codecs import DGC, Int4, Int8, OneBit, TopK
 from compressa.collectives.base import Program
 from compressa.compressor import Compressor
 from compressa.engine.device_stream import DeviceStream
@@ -20,6 +23,7 @@ from compressa.engine.units.unit_runtime import give_back
 from compressa.engine.units.units import UnitSizes
 from compressa.parameters import ParameterInfo
 from compressa.transports.loopback import Loopback
+from compressa.wrappers import ErrorFeedback, MomentumCorrection
 
 SHAPES = {
     "table": (40, 50),
@@ -30,6 +34,14 @@ SHAPES = {
 }
 STEPS = 3
 SMALL = UnitSizes(1200, 1, 1200)
+RULES: dict[str, Compressor] = {
+    "residuals in int8": ErrorFeedback(codec=Int8(block=32), rule=FeedbackRule(dtype="int8")),
+    "residuals in bfloat16": ErrorFeedback(codec=TopK(), rule=FeedbackRule(dtype="bfloat16")),
+    "moving average": ErrorFeedback(codec=OneBit(block=64), rule=FeedbackRule(beta=0.5)),
+    "dropped every other step": ErrorFeedback(codec=Int4(), rule=FeedbackRule(reset_steps=2)),
+    "momentum": MomentumCorrection(compressor=ErrorFeedback(codec=DGC(density=0.1))),
+    "momentum of factors": MomentumCorrection(compressor=PowerSGD(approx_rank=1)),
+}
 NEVER = {"none", "gtopk", "oktopk", "scalecom"}
 """What is laid side by side would be copied; or ranks differ in what they have to do."""
 
@@ -96,7 +108,7 @@ def bits(tensors: Sequence[torch.Tensor]) -> list[bytes]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("compressor", params({**ALL, **AROUND}))
+@pytest.mark.parametrize("compressor", params({**ALL, **AROUND, **RULES}))
 def test_what_is_joined_has_the_bits_of_each_alone(
     compressor: Compressor, size: int, dtype: torch.dtype
 ) -> None:
