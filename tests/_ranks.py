@@ -13,7 +13,6 @@ import json
 import os
 import pickle
 import selectors
-import shlex
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from _scripts import warm_python
 from _training import host_store, join
 
 Job = Callable[..., Any]
@@ -72,14 +72,7 @@ class Zygote:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
-        self.python = f"{self._folder.name}/python"
-        words = [sys.executable, "-IS", str(Path(__file__).with_name("_warm.py"))]
-        program = Path(self.python)
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$0.door" "$@"\n')
-        program.chmod(0o755)
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        door.bind(f"{self.python}.door")
-        door.listen()
+        self.python, door = warm_python(Path(self._folder.name))
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = os.environ | {
             "GLOO_SOCKET_IFNAME": "lo",

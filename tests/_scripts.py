@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import sys
@@ -24,6 +25,18 @@ _MESSAGE_BYTES = 1 << 20
 _MOST_FILES = 250
 _ABOVE = 300  # the numbers of all files that this process has open, and of those it is given
 _READ = selectors.EVENT_READ
+
+
+def warm_python(folder: Path) -> tuple[str, socket.socket]:
+    """Make a program that asks for what `python` would do; return its path, and where it asks."""
+    program = folder / "python"
+    words = [sys.executable, "-IS", str(Path(__file__).with_name("_warm.py"))]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$0.door" "$@"\n')
+    program.chmod(0o755)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(f"{program}.door")
+    door.listen()
+    return str(program), door
 
 
 class Scripts:
