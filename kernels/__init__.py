@@ -10,7 +10,7 @@ ranks.
 if __name__ != "compressa.kernels":
     raise ImportError(f"this package is compressa.kernels: import that, not {__name__!r}")
 
-from ._arrays import block_count
+from ._arrays import array_at, block_count
 from ._backends import KernelUnavailable, device_of, reference
 from .adacomp import select_adacomp
 from .bitpack import (
@@ -86,6 +86,7 @@ __all__ = [
     "add_coefficients",
     "all_finite",
     "are_places",
+    "array_at",
     "average_blockwise",
     "average_vectors",
     "block_count",

@@ -6,6 +6,7 @@ so they cost no look at the data and run the same way for every device.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -63,6 +64,17 @@ def _check_flags(name: str, array: npt.NDArray[Any], writable: bool) -> None:
         raise ValueError(f"{name} must be aligned to {array.dtype.itemsize} bytes")
     if writable and not getattr(flags, "writeable", True):
         raise ValueError(f"{name} is written to, and must not be read-only")
+
+
+def array_at(address: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array of a CPU as long and of the same dtype as another, without its memory.
+
+    It does not keep what is at the address allocated.
+    """
+    if not like.size:
+        return like
+    memory: Any = (ctypes.c_uint8 * like.nbytes).from_address(address)
+    return np.frombuffer(memory, like.dtype)
 
 
 def check_gradient(x: Gradient) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._arrays import F32, U8, check_array, check_feedback, check_loss_scale
+from ._arrays import F32, I64, U8, check_array, check_feedback, check_loss_scale
 from ._backends import backend
 from .blockwise import Form, check_payload, dequantize_blockwise, quantize_blockwise
 from .feedback import absorb_residual
@@ -160,6 +160,14 @@ class BlockwiseMeans:
         self.form = vectors.form
         self.kernel = backend("blockwise_mean", *(v.x for v in vectors.vectors), *kept)
         self.prepared: Any = None
+
+    def move(self, addresses: I64) -> None:
+        """Have the own values lie elsewhere from now on; see `BlockwiseVectors.move`."""
+        if self.prepared is not None:
+            self.prepared.move(addresses)
+            return
+        self.vectors.move(addresses)
+        self.parts.move(addresses)
 
 
 def average_vectors(

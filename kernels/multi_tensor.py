@@ -5,7 +5,7 @@ vectors of a model are quantised together, and so are their sums. Each gives the
 its own gives.
 
 The lists know where arrays lie, and say so in one parameter of a kernel. That is worked out once
-and holds as long as no array moves.
+and holds as long as no array moves; where values lie elsewhere, a CPU is told so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import numpy as np
 
 from ._arrays import (
     F32,
+    I64,
     U8,
     Gradient,
+    array_at,
     block_count,
     check_array,
     check_feedback,
@@ -81,7 +83,7 @@ class BlockwiseVectors:
         KernelUnavailable: There is no kernel for the device.
 
     Attributes:
-        vectors: As given.
+        vectors: As given, until they move.
         form: As given.
         kernel: The backend of the device that holds them; None if made within `reference`.
         prepared: What that has worked out for later calls; its own affair.
@@ -99,6 +101,18 @@ class BlockwiseVectors:
         arrays = (array for vector in vectors for array in vector[:5])
         self.kernel = backend("multi_tensor", *arrays)
         self.prepared: Any = None
+
+    def move(self, addresses: I64) -> None:
+        """Have each vector's values lie elsewhere from now on: as many, of the same dtype.
+
+        Args:
+            addresses: Of a CPU, by vector; the memory is the caller's to keep.
+        """
+        if self.prepared is not None:
+            self.prepared.move(addresses)
+            return
+        pairs = zip(self.vectors, addresses.tolist(), strict=True)
+        self.vectors = tuple(vector._replace(x=array_at(at, vector.x)) for vector, at in pairs)
 
 
 class BlockwisePart(NamedTuple):
@@ -142,7 +156,7 @@ class BlockwiseParts:
         KernelUnavailable: There is no kernel for the device.
 
     Attributes:
-        parts: As given.
+        parts: As given, until they move.
         form: As given.
         payload_bytes: As given.
         kernel: The backend of the device that holds them; None if made within `reference`.
@@ -163,6 +177,14 @@ class BlockwiseParts:
         self.payload_bytes = payload_bytes
         self.kernel = backend("multi_tensor", *(part.out for part in parts))
         self.prepared: Any = None
+
+    def move(self, addresses: I64) -> None:
+        """Decode to elsewhere from now on; see `BlockwiseVectors.move`."""
+        if self.prepared is not None:
+            self.prepared.move(addresses)
+            return
+        pairs = zip(self.parts, addresses.tolist(), strict=True)
+        self.parts = tuple(part._replace(out=array_at(at, part.out)) for part, at in pairs)
 
 
 def multi_tensor_quantize(

@@ -1,7 +1,8 @@
 """MultiTensor: scopes of a unit that are taken by one call; see `compressa.codecs.fused.Encoder`.
 
-A bucket of DDP's mostly stays where it is, so what a call takes is worked out once. Where memory
-is another one than before, as after DDP has rebuilt its buckets, it is worked out anew.
+A bucket of DDP's mostly stays where it is, so what a call takes is worked out once. Gradients that
+an optimizer lets go of lie elsewhere in each step: what can be told so is, by one table of
+addresses, and all else is worked out anew.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from compressa.aggregators.base import Scope, State, StepContext, held_back, residual_key
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.codecs.base import Codec
-from compressa.codecs.fused import Averager, Decoder, Encoder, Item
+from compressa.codecs.fused import Averager, Decoder, Encoder, Item, Movable
 
 T = TypeVar("T")
 
@@ -24,16 +26,32 @@ _dtype = attrgetter("dtype")
 
 
 class _Remembered(Generic[T]):
-    """What was made for memory of the last few addresses."""
+    """What was made for memory of the last few addresses.
 
-    def __init__(self) -> None:
-        self._made: dict[Hashable, T] = {}
+    Args:
+        move: Tells what was made that gradients lie elsewhere; returns whether it could.
+    """
 
-    def at(self, where: Hashable, make: Callable[[], T]) -> T:
-        """Return what was made for an address; make it if it is a new one."""
+    def __init__(self, move: Callable[[object, Sequence[Tensor]], bool]) -> None:
+        self._move = move
+        self._made: dict[tuple[Hashable, Hashable], T] = {}
+
+    def at(self, gradients: Sequence[Tensor], others: Hashable, make: Callable[[], T]) -> T:
+        """Return what was made for gradients that lie where these do; move it here, or make it.
+
+        Args:
+            gradients: Of the unit.
+            others: Where all else lies.
+            make: Makes it.
+        """
+        values, shapes = _addresses(gradients)
+        where = values, (others, shapes)
         try:
             return self._made[where]
         except KeyError:
+            for before in self._made:
+                if before[1] == where[1] and self._move(self._made[before], gradients):
+                    return self._made.setdefault(where, self._made.pop(before))
             while len(self._made) >= _MOST_ADDRESSES:
                 del self._made[next(iter(self._made))]
             return self._made.setdefault(where, make())
@@ -67,9 +85,11 @@ class MultiTensor:
         self._feedback = feedback
         names = [] if feedback is None else [scope.segment.parameter for scope in scopes]
         self._residuals = list(map(residual_key, names))
-        self._encoders: _Remembered[Encoder | None] = _Remembered()
-        self._decoders: _Remembered[Decoder | None] = _Remembered()
-        self._averagers: _Remembered[Averager | None] = _Remembered()
+        self._gradients = np.array([scope.gradient for scope in scopes])
+        self._firsts = np.array([scope.start for scope in scopes])
+        self._encoders: _Remembered[Encoder | None] = _Remembered(self._move)
+        self._decoders: _Remembered[Decoder | None] = _Remembered(self._move)
+        self._averagers: _Remembered[Averager | None] = _Remembered(self._move)
 
     def encoder(
         self, gradients: Sequence[Tensor], context: StepContext, payload: Tensor
@@ -86,7 +106,8 @@ class MultiTensor:
             return None
         residuals = map(self._state.vectors.__getitem__, self._residuals)
         return self._encoders.at(
-            (payload.data_ptr(), *_addresses(gradients), *_addresses(list(residuals))),
+            gradients,
+            (payload.data_ptr(), _addresses(list(residuals))),
             lambda: make(self._items(gradients, rule is not None), payload),
         )
 
@@ -96,7 +117,8 @@ class MultiTensor:
         if make is None:
             return None
         return self._decoders.at(
-            _addresses(gradients),
+            gradients,
+            None,
             lambda: make(self._items(gradients, False), self._payload_bytes),
         )
 
@@ -123,9 +145,18 @@ class MultiTensor:
             return None
         residuals = map(self._state.vectors.__getitem__, self._residuals)
         return self._averagers.at(
-            (payload.data_ptr(), *_addresses(gradients), *_addresses(list(residuals))),
+            gradients,
+            (payload.data_ptr(), _addresses(list(residuals))),
             lambda: make(self._items(gradients, rule is not None, undo), payload),
         )
+
+    def _move(self, made: object, gradients: Sequence[Tensor]) -> bool:
+        """Tell what was made where the scopes of gradients lie, if that can be told it."""
+        if not isinstance(made, Movable) or self._state.device.type != "cpu":
+            return False
+        starts = np.fromiter(map(Tensor.data_ptr, gradients), np.int64, len(gradients))
+        made.move(starts[self._gradients] + self._firsts * gradients[0].element_size())
+        return True
 
     def _items(
         self,
@@ -156,7 +187,7 @@ def adds_in_one_pass(rule: FeedbackRule | None, context: StepContext) -> bool:
     return rule.decay == rule.beta == 1.0 and rule.dtype == "float32" and rule.momentum is None
 
 
-def _addresses(tensors: Sequence[Tensor]) -> tuple[Hashable, ...]:
-    """What is not the same again unless all lie where they lay, and are what they were."""
-    where, sizes = map(Tensor.data_ptr, tensors), map(Tensor.numel, tensors)
-    return (*where, *sizes, *map(_dtype, tensors))
+def _addresses(tensors: Sequence[Tensor]) -> tuple[Hashable, Hashable]:
+    """Where they lie; and what is not the same again unless they are what they were."""
+    sizes = tuple(map(Tensor.numel, tensors))
+    return tuple(map(Tensor.data_ptr, tensors)), (sizes, tuple(map(_dtype, tensors)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,8 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Draw
-from compressa.codecs.fused import Averager, Decoder, Encoder, Item
+from compressa.codecs.fused import Averager, Decoder, Encoder, Item, Movable
+from compressa.kernels import array_at
 from compressa.kernels.blockwise_mean import BlockwiseMeans, average_vectors
 from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.multi_tensor import (
@@ -29,8 +29,25 @@ from compressa.kernels.multi_tensor import (
 )
 from compressa.kernels.philox import Noise
 
+B = TypeVar("B", BlockwiseVectors, BlockwiseParts, BlockwiseMeans)
 
-class BlockwiseEncoder(Encoder):
+
+class _Listed(Movable, Generic[B]):
+    """Takes a list of vectors, which knows where they lie.
+
+    Args:
+        batch: The list.
+    """
+
+    def __init__(self, batch: B) -> None:
+        self._batch: B = batch
+
+    def move(self, addresses: npt.NDArray[np.int64]) -> None:
+        """Tell the list."""
+        self._batch.move(addresses)
+
+
+class BlockwiseEncoder(_Listed[BlockwiseVectors], Encoder):
     """Quantises a list of vectors.
 
     Args:
@@ -41,7 +58,7 @@ class BlockwiseEncoder(Encoder):
     def __init__(
         self, batch: BlockwiseVectors, noise: Callable[[Draw], Noise | None] | None
     ) -> None:
-        self._batch = batch
+        super().__init__(batch)
         self._noise = noise
 
     def encode(self, draw: Draw, loss_scale: float) -> None:
@@ -50,15 +67,12 @@ class BlockwiseEncoder(Encoder):
         multi_tensor_quantize(self._batch, noise=noise, loss_scale=loss_scale)
 
 
-class BlockwiseDecoder(Decoder):
+class BlockwiseDecoder(_Listed[BlockwiseParts], Decoder):
     """Unpacks payloads to a list of vectors, and adds them up.
 
     Args:
         batch: The vectors, and where in a payload they are.
     """
-
-    def __init__(self, batch: BlockwiseParts) -> None:
-        self._batch = batch
 
     def decode(self, payload: torch.Tensor) -> None:
         """Unpack and multiply by the scales."""
@@ -73,7 +87,7 @@ class BlockwiseDecoder(Decoder):
         multi_tensor_sum(self._batch, list(map(as_array, payloads)), weight=weight)
 
 
-class BlockwiseAverager(Averager):
+class BlockwiseAverager(_Listed[BlockwiseMeans], Averager):
     """Averages a list of vectors.
 
     Args:
@@ -82,7 +96,7 @@ class BlockwiseAverager(Averager):
     """
 
     def __init__(self, means: BlockwiseMeans, noise: Callable[[Draw], Noise | None] | None) -> None:
-        self._means = means
+        super().__init__(means)
         self._noise = noise
 
     def average(
@@ -95,7 +109,7 @@ class BlockwiseAverager(Averager):
     ) -> None:
         """Take each block through all of it while it lies in the cache."""
         average_vectors(
-            self._means,
+            self._batch,
             list(map(as_array, sent)),
             weight=weight,
             noise=None if self._noise is None else self._noise(draw),
@@ -198,5 +212,4 @@ def unowned(x: torch.Tensor) -> npt.NDArray[Any]:
     array: Any = as_array(x)
     if x.is_cuda:
         return cast("npt.NDArray[Any]", DeviceArray(array.pointer, array.size, array.dtype, None))
-    memory = (ctypes.c_uint8 * array.nbytes).from_address(x.data_ptr())
-    return np.frombuffer(memory, array.dtype) if array.size else array
+    return array_at(x.data_ptr(), array)

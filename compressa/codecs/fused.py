@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -40,6 +41,22 @@ class Item:
     first: int
     residual: torch.Tensor | None = None
     undo: torch.Tensor | None = None
+
+
+class Movable(ABC):
+    """What takes several scopes in one call, and can be told that their values lie elsewhere.
+
+    Gradients that an optimizer lets go of are made anew in each step. An encoder, decoder or
+    averager that is not movable is made anew with them.
+    """
+
+    @abstractmethod
+    def move(self, addresses: npt.NDArray[np.int64]) -> None:
+        """Work on other memory from now on: as many values, of the same dtypes.
+
+        Args:
+            addresses: By scope.
+        """
 
 
 class Encoder(ABC):

@@ -66,6 +66,11 @@ def table(rows: Iterable[Row]) -> I64:
     return np.array(list(rows), np.int64).reshape(-1, len(Row._fields))
 
 
+def move(rows: I64, addresses: I64) -> None:
+    """Have the values of a table's rows lie elsewhere."""
+    rows[:, _X] = addresses
+
+
 _T = TypeVar("_T", BlockwiseVector, BlockwisePart)
 BYTES, FLOATS = np.empty(0, np.uint8), np.empty(0, np.float32)
 """Of the types of a row's codes, and of its scales."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._arrays import F32, U8
+from .._arrays import F32, I64, U8, array_at
 from ..blockwise import Form
 from ..blockwise_mean import BlockwiseMeans, Owned, Packed
 from ..multi_tensor import BlockwiseVector
@@ -110,6 +110,7 @@ class _Averages:
         self._offsets = offsets_like(form)
         self._shape = shape_of(form) if isinstance(form, Form) else None
         small, large = divided(vectors, lambda v: isinstance(form, SignForm) or is_small(v.x))
+        self._small, self._large, self._kept = small, large, kept
         self._alone = [
             (vectors[i], parts[i], _whole(vectors[i], form, kept[i]))
             for i in large
@@ -118,6 +119,15 @@ class _Averages:
         self._rows = table(row_of(vectors[i], kept[i]) for i in small)
         self._sent = table(part_row(parts[i]) for i in small)
         self._residual = vectors[small[0]].residual if small else None
+
+    def move(self, addresses: I64) -> None:
+        """Have the own values lie elsewhere."""
+        _rows.move(self._rows, addresses[self._small])
+        for number, i in enumerate(self._large):
+            vector, part, _ = self._alone[number]
+            vector = vector._replace(x=array_at(int(addresses[i]), vector.x))
+            assert isinstance(self._form, Form)  # signs go all in one call
+            self._alone[number] = vector, part, _whole(vector, self._form, self._kept[i])
 
     def __call__(
         self, sent: Sequence[U8], weight: float, noise: Noise | None, scales: tuple[float, float]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .._arrays import I64, U8
+from .._arrays import I64, U8, array_at
 from ..blockwise import Form
 from ..multi_tensor import (
     BlockForm,
@@ -54,6 +54,7 @@ class _Quantizers:
         vectors, form = batch.vectors, batch.form
         kept = {vector.residual is None for vector in vectors}
         small, large = divided(vectors, lambda v: len(kept) == 1 and is_small(v.x))
+        self._small, self._large = small, large
         self._form, self._offsets = form, offsets_like(form)
         self._shape = shape_of(form) if isinstance(form, Form) else None
         self._alone = [(vectors[i], _quantizer(vectors[i], form)) for i in large]
@@ -61,6 +62,14 @@ class _Quantizers:
         if small:
             first = vectors[small[0]]
             self._x, self._residual = bits_of(first.x), first.residual
+
+    def move(self, addresses: I64) -> None:
+        """Have the values lie elsewhere."""
+        _rows.move(self._rows, addresses[self._small])
+        for number, i in enumerate(self._large):
+            vector = self._alone[number][0]
+            vector = vector._replace(x=array_at(int(addresses[i]), vector.x))
+            self._alone[number] = vector, _quantizer(vector, self._form)
 
     def __call__(self, noise: Noise | None, loss_scale: float) -> None:
         for vector, quantize in self._alone:
@@ -106,9 +115,18 @@ class _Sums:
         self._shape = shape_of(form) if isinstance(form, Form) else None
         float32 = all(part.out.dtype == np.float32 for part in batch.parts)
         small, large = divided(batch.parts, lambda part: float32 and is_small(part.out))
+        self._small, self._large = small, large
         self._rows = table(part_row(batch.parts[i]) for i in small)
         self._alone = [_Part(batch.parts[i], form) for i in large]
         self._elems = sum(batch.parts[i].out.size for i in small)
+
+    def move(self, addresses: I64) -> None:
+        """Decode to elsewhere."""
+        _rows.move(self._rows, addresses[self._small])
+        for number, i in enumerate(self._large):
+            part = self._alone[number].part
+            out = array_at(int(addresses[i]), part.out)
+            self._alone[number] = _Part(part._replace(out=out), self._form)
 
     def add_up(self, payloads: Sequence[U8], weight: float) -> None:
         """Write the weighted sum."""
@@ -146,7 +164,7 @@ class _Part:
     """A large part of payloads, or one of 16 bits."""
 
     def __init__(self, part: BlockwisePart, form: BlockForm) -> None:
-        self._part, self._form = part, form
+        self.part, self._form = part, form
         self._sum: Summation | SignSummation = (
             Summation(part.out, form)
             if isinstance(form, Form)
@@ -155,14 +173,14 @@ class _Part:
 
     def add_up(self, begins: I64, weight: float) -> None:
         """Write the sum of payloads that begin at addresses."""
-        part = self._part
+        part = self.part
         offsets = None if part.offsets is None else begins + part.offsets
         self._sum(begins + part.codes, begins + part.scales, offsets, weight)
 
     def decode(self, payload: U8, weight: float, add: bool) -> None:
         """Decode a payload's, or add it."""
-        form, out = self._form, self._part.out
-        codes, scales, offsets = self._part.arrays(payload, form)
+        form, out = self._form, self.part.out
+        codes, scales, offsets = self.part.arrays(payload, form)
         whole = out.dtype == np.float32
         values = out if whole else np.empty(out.size, np.float32)
         if isinstance(form, SignForm):
