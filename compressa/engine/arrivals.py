@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -82,15 +82,6 @@ class Arrivals:
         if owed:
             self._tickets[ticket] = owed
         return ready
-
-    def awaited(self) -> tuple[Mapping[str, Sequence[int]], dict[int, int]]:
-        """Return what the step still waits for, as it is now.
-
-        Returns:
-            By parameter name, the numbers of its units; by unit, how many gradients are missing.
-        """
-        assert self._phase is not None, "no step has begun"
-        return self._phase.units_of, self._waiting.copy()
 
     def owes(self, ticket: Ticket) -> bool:
         """Return whether a unit with what a ticket's gradients belong to is not done."""

@@ -147,9 +147,14 @@ class Engine:
         return ticket
 
     def awaited(self) -> tuple[Mapping[str, Sequence[int]], dict[int, int]]:
-        """Return what the step that began last still waits for; see `Arrivals.awaited`."""
+        """Return what the step that began last still waits for, as it is now.
+
+        Returns:
+            By parameter name, the numbers of what goes together; by number, how many gradients
+            are missing.
+        """
         with self._lock:
-            return self._arrivals.awaited()
+            return self._bundles.awaited(self._arrivals.missing)
 
     @property
     def complete(self) -> bool:

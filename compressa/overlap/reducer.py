@@ -1,4 +1,4 @@
-"""Reducer: gradients leave as backward readies them, as soon as a unit has all of its own.
+"""Reducer: gradients leave as backward readies them, once units that go together have all.
 
 What backward has not reached leaves when the optimizer steps, or when a gradient is read: not at
 the end of backward, which several of them may share, and which there may be several of within one
@@ -64,9 +64,9 @@ class Reducer:
         self._memory = Memory(parameters)
         self._expecting = False
         self._reached: set[str] = set()
-        self._held: dict[str, torch.Tensor] = {}  # until a unit is complete with them
-        self._units_of: Mapping[str, Sequence[int]] = {}
-        self._missing: dict[int, int] = {}  # by unit, how many gradients
+        self._held: dict[str, torch.Tensor] = {}  # until what goes together is complete
+        self._groups_of: Mapping[str, Sequence[int]] = {}  # of units that go together
+        self._missing: dict[int, int] = {}  # by group, how many gradients
         self._flags: tuple[torch.Tensor, Ticket] | None = None
         self._loss_scale: float | None = None
         self._hooks = self._listen()
@@ -232,20 +232,20 @@ class Reducer:
         # The engine works on the same memory by another tensor, which nothing guards.
         self._held[name] = as_real(values.detach())
         guard([values], self._guarded)
-        # What completes no unit is of no use to the engine yet; the first begins the step.
+        # What completes nothing is of no use to the engine yet; the first begins the step.
         if first or self._completes(name):
             self._send_held()
         if first:
-            self._units_of, self._missing = self._handle.engine.awaited()
+            self._groups_of, self._missing = self._handle.engine.awaited()
         if not self._find_unused and len(self.current) == len(self._parameters):
             self._end()
 
     def _completes(self, name: str) -> bool:
-        """Whether a unit has all of its gradients with this one."""
+        """Whether units that go together have all of their gradients with this one."""
         complete = False
-        for unit in self._units_of[name]:
-            self._missing[unit] -= 1
-            complete |= not self._missing[unit]
+        for group in self._groups_of[name]:
+            self._missing[group] -= 1
+            complete |= not self._missing[group]
         return complete
 
     def _send_held(self) -> None:

@@ -14,8 +14,8 @@ all ranks do the same at the same time, and join the same messages.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -146,8 +146,9 @@ class Bundles:
     def __init__(self, phase: Phase, device_stream: DeviceStream) -> None:
         self._phase = phase
         self._device_stream = device_stream
-        self._alone = _by_unit([Bundle([member], member.unit.name) for member in phase.members])
-        self._of, self._missing = self._alone, dict[Bundle, int]()
+        self._alone = self._grouped([Bundle([m], m.unit.name) for m in phase.members])
+        self._of, self._of_name = self._alone
+        self._missing: dict[Bundle, int] = {}
 
     def begin(self, together: bool) -> None:
         """Begin a step.
@@ -158,7 +159,7 @@ class Bundles:
         Raises:
             BackendUnavailable: There is not enough memory for units that are joined.
         """
-        self._of = self._together if together else self._alone
+        self._of, self._of_name = self._together if together else self._alone
         self._missing = {bundle: len(bundle.numbers) for bundle in self._of.values()}
 
     def complete(self, units: Iterable[int]) -> list[Bundle]:
@@ -171,6 +172,18 @@ class Bundles:
                 done.append(bundle)
         return done
 
+    def awaited(self, missing: Collection[str]) -> tuple[Mapping[str, Sequence[int]], Counter[int]]:
+        """Return which bundles parameters have a part in, by name; and what bundles lack.
+
+        Args:
+            missing: Names of the gradients that have not come.
+
+        Returns:
+            Bundles by the numbers of their first units; how many gradients each lacks.
+        """
+        of = self._of_name
+        return of, Counter(number for name in missing for number in of[name])
+
     def of(self, unit: int) -> Bundle:
         """Return what a unit is in."""
         return self._of[unit]
@@ -181,13 +194,21 @@ class Bundles:
         return [member.unit for bundle in self._missing for member in bundle.members]
 
     @cached_property
-    def _together(self) -> dict[int, Bundle]:
+    def _together(self) -> tuple[dict[int, Bundle], dict[str, list[int]]]:
         with self._device_stream.current(), resources_for("payloads"):
-            return _by_unit([_bundle(self._phase, group) for group in _neighbours(self._phase)])
+            return self._grouped(
+                [_bundle(self._phase, group) for group in _neighbours(self._phase)]
+            )
 
-
-def _by_unit(bundles: Sequence[Bundle]) -> dict[int, Bundle]:
-    return {number: bundle for bundle in bundles for number in bundle.numbers}
+    def _grouped(self, bundles: Sequence[Bundle]) -> tuple[dict[int, Bundle], dict[str, list[int]]]:
+        """By unit, what it is in; by parameter name, the first units of what it has a part in."""
+        of = {number: bundle for bundle in bundles for number in bundle.numbers}
+        heads = {number: bundle.numbers[0] for number, bundle in of.items()}
+        of_name = {
+            name: list(dict.fromkeys(heads[unit] for unit in units))
+            for name, units in self._phase.units_of.items()
+        }
+        return of, of_name
 
 
 def _neighbours(phase: Phase) -> list[list[int]]:
