@@ -138,7 +138,7 @@ class EncodedSum(Accumulator):
         keeps = author.rank == self._payloads.rank
         rank = author.rank | author.hop << _HOP_SHIFT
         message = self._encode(span, keeps=keeps, rank=rank, shared=True)
-        self.take(span, message)
+        self.take([(span, message)])
         return message
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
@@ -160,9 +160,11 @@ class EncodedSum(Accumulator):
         for message in after:
             part.decode_add(message, self._values, 1.0, self._context, self._payloads.rank)
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """Decode."""
-        self._payloads.part(span).decode(message, self._values, self._context, self._payloads.rank)
+        rank = self._payloads.rank
+        for span, message in shared:
+            self._payloads.part(span).decode(message, self._values, self._context, rank)
 
     def _add_before(
         self, part: ScopePayload, messages: Sequence[Sequence[tuple[Scope, torch.Tensor]]]

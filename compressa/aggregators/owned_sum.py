@@ -99,12 +99,13 @@ class OwnedSum(ShardSum):
             part.make(readers)
         self.result = self._written(self.rank, to=None)
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
-        """Keep what another rank shares."""
-        owner = self.shards.owners[span]
-        reader = self.envelope.open(message, self.context, owner)
-        for part in self.parts:
-            part.take_shared(reader, owner)
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
+        """Keep what other ranks share."""
+        for span, message in shared:
+            owner = self.shards.owners[span]
+            reader = self.envelope.open(message, self.context, owner)
+            for part in self.parts:
+                part.take_shared(reader, owner)
 
     def _written(self, room: int, to: int | None) -> torch.Tensor:
         """What is given to a rank, or, with None, shared with all: in one of the buffers."""

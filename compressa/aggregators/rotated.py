@@ -204,11 +204,12 @@ class RotatedSum(ShardSum):
                 part.look_up(payload, sums, add=i > 0)
         self.wire.seal(owner, self.sealed, self.context)
         self.result = self.sealed
-        self.take(span, self.result)
+        self.take([(span, self.result)])
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
-        """Write the mean of a shard to the gradients."""
-        sums = self.wire.sums(message)
-        for part in self.wire.shards[self.shards.owners[span]]:
-            out = part.scope.of(self.gradients)
-            part.decode(sums, out, self.wire.size, self.context.loss_scale)
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
+        """Write the means of shards to the gradients."""
+        for span, message in shared:
+            sums = self.wire.sums(message)
+            for part in self.wire.shards[self.shards.owners[span]]:
+                out = part.scope.of(self.gradients)
+                part.decode(sums, out, self.wire.size, self.context.loss_scale)

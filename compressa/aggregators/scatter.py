@@ -31,6 +31,7 @@ from compressa.aggregators.base import (
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
 from compressa.aggregators.scope_coding import decode
 from compressa.aggregators.scopes import ScopePayload
+from compressa.aggregators.shard_payloads import ShardPayloads
 from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import widened
 from compressa.codecs.base import Codec
@@ -65,14 +66,11 @@ class Scattered(Aggregator):
             )
         block = math.lcm(codec.block_elems, feedback.block_elems if feedback else 1)
         cut = cut_shards(layout, world.size, block)
-        self._shards = [
-            ScopePayload(codec, layout.unit, scopes, world, feedback=feedback) for scopes in cut
-        ]
-        self._sizes_bytes = tuple(shard.wire_bytes for shard in self._shards)
+        self._shards = ShardPayloads(codec, layout.unit, cut, world, feedback=feedback)
+        payloads, self._sent = self._shards.payloads, self._shards.buffers
+        self._sizes_bytes = tuple(payload.wire_bytes for payload in payloads)
         self._spans = ShardSpans(cut, self._sizes_bytes)
-        self._buffers = [shard.buffer() for shard in self._shards]
-        self._sent = list(self._buffers)
-        self._own = _OwnShard(self._shards[world.rank], self._buffers[world.rank], world)
+        self._own = _OwnShard(payloads[world.rank], self._sent[world.rank], world)
         self._scratch = Scratch(world.device)
 
     @property
@@ -89,9 +87,7 @@ class Scattered(Aggregator):
 
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode every other rank's shard, then average."""
-        for peer in self._world.peers:
-            buffer = self._buffers[peer]
-            self._sent[peer] = self._shards[peer].encode(gradients, context, buffer)
+        self._sent = self._shards.encode(gradients, context)
         means = _Means(self._spans, self._sent, gradients, context, self._shards, self._own)
         yield AllReduce(means, self._scratch)
         if self._world.size == 1:
@@ -100,7 +96,7 @@ class Scattered(Aggregator):
     def rollback(self, context: StepContext) -> None:
         """Add back what the peers were sent; restore what the own shard contributed."""
         for peer in self._world.peers:
-            self._shards[peer].give_back(self._sent[peer], context)
+            self._shards.payloads[peer].give_back(self._sent[peer], context)
         self._own.restore()
 
 
@@ -109,11 +105,11 @@ class _Means(ShardSum):
     """The means of one step: the own shard's is encoded when it is summed.
 
     Attributes:
-        payloads: By owner, what encodes and decodes a shard.
+        each: What encodes and decodes a shard.
         own: Averages and encodes the own one.
     """
 
-    payloads: Sequence[ScopePayload]
+    each: ShardPayloads
     own: _OwnShard
 
     def __post_init__(self) -> None:
@@ -122,7 +118,7 @@ class _Means(ShardSum):
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes for the step."""
-        self.payloads[self.shards.owners[span]].check(message, self.context, sender)
+        self.each.payloads[self.shards.owners[span]].check(message, self.context, sender)
 
     def add(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
@@ -132,10 +128,10 @@ class _Means(ShardSum):
         arrived = dict(enumerate(before)) | dict(enumerate(after, own + 1))
         self.result = self.own.encode_means(arrived, self.gradients, self.context)
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
-        """Decode another owner's mean."""
-        owner = self.shards.owners[span]
-        self.payloads[owner].decode(message, self.gradients, self.context, owner)
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
+        """Decode other owners' means."""
+        means = {self.shards.owners[span]: message for span, message in shared}
+        self.each.decode(means, self.gradients, self.context)
 
 
 class _OwnShard:

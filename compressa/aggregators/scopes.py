@@ -26,10 +26,10 @@ from compressa.codecs.payload import (
     check_header,
     write_header,
 )
+from compressa.collectives.scratch import zeros_side_by_side
 from compressa.errors import PayloadError
 from compressa.kernels import cuda
 
-_BESIDE_BYTES = 64  # payloads side by side begin where the widest vectors may
 _QUICK_ELEMS = 1 << 15  # a hand-over to a thread and back takes more than this of all ranks
 _QUICK_SCOPES = 4
 
@@ -53,7 +53,9 @@ class ScopePayload:
         body_bytes: Bytes that follow the header, at most.
         wire_bytes: Bytes of the whole payload, at most.
         exact: Whether a payload always has as many.
+        starts: Byte at which each scope's bytes begin, or the most that this can be.
         residuals: By scope; None for each without feedback.
+        listed: Whether the codec takes several scopes in one call, where values allow it.
         quick: Whether to encode a payload, and to decode those of all ranks, takes less time than
             handing that to another thread.
 
@@ -86,13 +88,14 @@ class ScopePayload:
         self._feedback = feedback
         self._lengths_tell_all = self.exact and codec.check_content is None
         self._multi_tensor: MultiTensor | None = None
-        listed = codec.fused.encoder is not None
+        self.listed = codec.fused.encoder is not None
         if codec.fused.lists_on_gpus:
-            listed = world.device.type != "cpu"
-        if self.scopes and listed:
-            sizes = (lead + aligned(size) for size in self._sizes)
-            *starts, end = accumulate(sizes, initial=HEADER_BYTES)
-            self._multi_tensor = MultiTensor(codec, self.scopes, starts, end, world.state, feedback)
+            self.listed = world.device.type != "cpu"
+        sizes = (lead + aligned(size) for size in self._sizes)
+        *self.starts, end = accumulate(sizes, initial=HEADER_BYTES)
+        if self.scopes and self.listed:
+            given = codec, self.scopes, self.starts, end, world.state, feedback
+            self._multi_tensor = MultiTensor(*given)
         few = len(self.scopes) <= _QUICK_SCOPES and self.elems * world.size <= _QUICK_ELEMS
         self.quick = few and self._multi_tensor is not None and world.device.type == "cpu"
         self._made: tuple[StepContext, Header] | None = None
@@ -103,9 +106,7 @@ class ScopePayload:
 
     def buffers(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Allocate one for each rank's payload, side by side; return all memory, and each."""
-        size = self._world.size, -(-self.wire_bytes // _BESIDE_BYTES) * _BESIDE_BYTES
-        memory = torch.zeros(size, dtype=torch.uint8, device=self._world.device)
-        return memory.view(-1), [part[: self.wire_bytes] for part in memory.unbind()]
+        return zeros_side_by_side([self.wire_bytes] * self._world.size, self._world.device)
 
     def draw(
         self, scope: Scope, context: StepContext, *, owner: bool = False, rank: int = -1

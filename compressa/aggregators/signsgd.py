@@ -246,9 +246,10 @@ class _Votes(ShardSum):
         self.result = own.encode(self.gradients, self.context, signs)
         self._count(span, signs, add=False)
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """Write signs in place of the gradients."""
-        self._count(span, message, add=False)
+        for span, message in shared:
+            self._count(span, message, add=False)
 
     def _count(self, span: Span, message: torch.Tensor, *, add: bool) -> None:
         """Write a shard's signs in place of its gradients, or add them; they have been checked."""

@@ -135,9 +135,9 @@ class SparseSum(Accumulator):
             for part, (_, packed) in zip(self._parts, self._payload.parts(message), strict=True):
                 part.add(packed)
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """Remember the result, which stays where it is until `write`."""
-        self._result = message
+        [(_, self._result)] = shared
 
 
 class _Note(NamedTuple):

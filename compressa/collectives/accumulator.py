@@ -131,8 +131,8 @@ class Accumulator(ABC):
         """
 
     @abstractmethod
-    def take(self, span: Span, message: torch.Tensor) -> None:
-        """Hold what another rank shares."""
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
+        """Hold what other ranks share: messages that were checked, each of a span."""
 
     def landing(self, span: Span) -> torch.Tensor | None:
         """Memory in which what is shared can arrive in place: `take` has nothing to do then."""

@@ -67,9 +67,10 @@ class DenseValues(Accumulator):
         for message in after:
             self._take_in(own, message.view(dtype))
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """Copy it."""
-        self._at(span).copy_(message.view(self._values.dtype))
+        for span, message in shared:
+            self._at(span).copy_(message.view(self._values.dtype))
 
     def landing(self, span: Span) -> torch.Tensor:
         """The values' own memory."""

@@ -163,15 +163,16 @@ def share_hop(
         heard: By rank that is heard from, what it sends likewise.
         number: Of the hop among those that pass results on: what came in others stays.
     """
-    rooms, kept, elems = {}, [], 0
-    for i, (peer, spans) in enumerate(heard.items()):
+    rooms, kept, elems = {}, {}, 0
+    for peer, spans in heard.items():
         span = whole(spans)
         memory = values.landing(span)
         if memory is None:
-            memory = scratch.room((number, i), sum(map(values.capacity_bytes, spans)))
-            kept.append(peer)
+            kept[peer] = sum(map(values.capacity_bytes, spans))
             elems += span.stop - span.start
-        rooms[peer] = memory
+        else:
+            rooms[peer] = memory
+    rooms |= zip(kept, scratch.rooms(number, list(kept.values())), strict=True)
     exact, messages, capacity = values.exact, {}, {}
     if to:
         message = _joined(values, finals, sent)
@@ -199,7 +200,7 @@ def _take(values: Accumulator, came: Came) -> None:
     """Check what has come, and hold it."""
     for sender, span, message in came:
         values.check(span, message, sender)
-        values.take(span, message)
+    values.take([(span, message) for _, span, message in came])
 
 
 def _rooms(
@@ -210,9 +211,9 @@ def _rooms(
     before: Sequence[int],
 ) -> tuple[dict[int, torch.Tensor], bool]:
     """Where partial sums come in: memory that is free again when they are added."""
-    size = values.capacity_bytes(span)
-    peers = enumerate((*before, *after))
-    return {peer: scratch.room((0, i), size) for i, peer in peers}, values.exact
+    peers = (*before, *after)
+    rooms = scratch.rooms(0, [values.capacity_bytes(span)] * len(peers))
+    return dict(zip(peers, rooms, strict=True)), values.exact
 
 
 def _sum(

@@ -150,7 +150,7 @@ class _Recorder(Accumulator):
             self.noted.append((own, before[0]))
         self.noted += [(own, message) for message in after]
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         raise NotImplementedError("results land where they belong")
 
     def landing(self, span: Span) -> torch.Tensor:

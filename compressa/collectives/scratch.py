@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
 
 import torch
+
+_BESIDE_BYTES = 64  # what lies side by side begins where the widest vectors may
 
 
 class Scratch:
@@ -32,8 +35,39 @@ class Scratch:
             self._buffers[name] = buffer
         return buffer[:size_bytes]
 
+    def rooms(self, name: Hashable, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Return several that lie side by side in the memory of one; see `side_by_side`."""
+        firsts, end = side_by_side(sizes)
+        return _parts(self.room(name, end), firsts, sizes)
+
     def part(self, number: int) -> Scratch:
         """Return memory apart, for one of several programs that run side by side."""
         if number not in self._parts:
             self._parts[number] = Scratch(self._device)
         return self._parts[number]
+
+
+def side_by_side(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return where in one memory parts of these sizes begin, and where it ends.
+
+    Example:
+        >>> side_by_side([10, 64, 65])
+        ([0, 64, 128], 256)
+    """
+    *firsts, end = accumulate(
+        (-(-size // _BESIDE_BYTES) * _BESIDE_BYTES for size in sizes), initial=0
+    )
+    return firsts, end
+
+
+def zeros_side_by_side(
+    sizes: Sequence[int], device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Allocate parts of these sizes in bytes, zeroed; return all of their memory, and each."""
+    firsts, end = side_by_side(sizes)
+    memory = torch.zeros(end, dtype=torch.uint8, device=device)
+    return memory, _parts(memory, firsts, sizes)
+
+
+def _parts(memory: torch.Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
+    return [memory[first : first + size] for first, size in zip(firsts, sizes, strict=True)]

@@ -185,7 +185,7 @@ class PhantomValues(Accumulator):
     ) -> None:
         """There is nothing to add."""
 
-    def take(self, span: Span, message: torch.Tensor) -> None:
+    def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """There is nothing to hold."""
 
 

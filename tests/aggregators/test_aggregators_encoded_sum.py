@@ -212,7 +212,7 @@ def test_segments_are_cut_between_blocks_of_their_own() -> None:
         codec.encode(x, place, DRAW)
         codec.decode(place, wanted, DRAW)
     for span in parts:  # whatever the cuts, it is as if each segment had been encoded alone
-        total.take(span, total.give(span))
+        total.take([(span, total.give(span))])
     assert all(torch.equal(x, wanted) for x, wanted in zip(held, due, strict=True))
 
 

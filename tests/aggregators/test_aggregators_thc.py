@@ -84,7 +84,7 @@ def test_sums_of_integers_are_exact_and_decode_to_the_sum_of_the_decodes(size: i
         for owner, span in enumerate(rank.spans):
             if owner != number:
                 rank.sums.check(span, sealed[owner], owner)
-                rank.sums.take(span, sealed[owner])
+                rank.sums.take([(span, sealed[owner])])
         torch.testing.assert_close(gradient, decoded, rtol=1e-5, atol=1e-5)
 
 

@@ -345,9 +345,9 @@ def test_shards_are_encoded_added_and_decoded_by_one_launch_each(
         world.step(given)
         torch.cuda.synchronize()
     assert world.unit_count == 1
-    # Every rank: its peers' shards and its own mean; what the peers sent; its own shard and theirs.
+    # Every rank: its peers' shards, its own mean; what each sent; its own shard, those of all peers.
     assert launched == {
-        "quantize_many_at_random_4_by_warps": ranks * ranks,
+        "quantize_many_at_random_4_by_warps": ranks * 2,
         HEADER: ranks * ranks,
-        "sum_many_4_by_warps": ranks * (ranks - 1) + ranks * ranks,
+        "sum_many_4_by_warps": ranks * (ranks - 1) + ranks * 2,
     }
