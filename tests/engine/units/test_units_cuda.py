@@ -345,7 +345,7 @@ def test_shards_are_encoded_added_and_decoded_by_one_launch_each(
         world.step(given)
         torch.cuda.synchronize()
     assert world.unit_count == 1
-    # Every rank: its peers' shards, its own mean; what each sent; its own shard, those of all peers.
+    # Every rank: its peers' shards, its own mean; what each sent; its own shard, and all peers'.
     assert launched == {
         "quantize_many_at_random_4_by_warps": ranks * 2,
         HEADER: ranks * ranks,
