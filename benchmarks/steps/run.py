@@ -30,7 +30,7 @@ RANK_CORES = 2
 """All ranks of a case together have so many, whatever the machine has."""
 
 _MOST_STEPS = 20  # of a turn
-_CHOSEN_STEP = 64  # by then both ways of overlapping were tried more than once
+_CHOSEN_STEP = 72  # by then a way of overlapping was chosen
 _LEAST_WARM, _WARM_TURNS = 2, 2.5  # steps, and turns: a method finds its way before it is timed
 
 

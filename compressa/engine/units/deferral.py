@@ -2,10 +2,10 @@
 
 To defer updates hides exchanges behind computing, and costs the training thread Python at each
 parameter. Which is more depends on the link, the cores and the model. So some steps are done both
-ways, and those that follow in the way that takes less time; neither changes a bit. The other way is
-tried again ever more rarely. Of each way the median of several rounds counts, as single ones differ
-by more than the ways do where a machine is shared. When steps have come to take another time, as
-they do when the link changes, all that is forgotten, and the other way is tried at once.
+ways, in turn, and those that follow in the way that takes less time; neither changes a bit. The
+other way is tried again ever more rarely. Of each way the median of several rounds counts, as
+single ones differ by more than the ways do where a machine is shared. When steps have come to take
+another time, as they do when the link changes, all that is forgotten, and both are tried at once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from __future__ import annotations
 import math
 import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 
 from compressa.engine.measuring.stats import Overlap
 
 _FORM = struct.Struct("<??dd")
-_BETTER = 0.98  # what takes as long changes nothing
+_BETTER = 0.98  # to defer has to take less: what takes as long is done in the plain way
+_FIRST_ROUNDS = 3  # of each way, before there is a choice
 _MOST_ROUNDS = 64
+_PAUSE = 3.0  # so many usual steps
 _KEPT = 9  # rounds of each way
 _DRIFT, _SPREADS = 0.1, 4.0  # of the usual time, and of its median deviation: what is another time
 _EARLY_DRIFT = 0.3  # while fewer rounds are known
@@ -36,6 +39,7 @@ class Deferral:
         self._rounds = 1  # from one trial to the next, if nothing changes
         self._left = 0
         self._off = 0  # 1 or -1 if the last round took longer or shorter than usual
+        self._chosen = True
         self._seen = {way: deque[float](maxlen=_KEPT) for way in (False, True)}
 
     def next(self, now: Overlap, step_s: float) -> Overlap:
@@ -56,6 +60,7 @@ class Deferral:
         now = self._known(now)
         if self._left > 0:
             return now
+        self._chosen = now.deferring
         return replace(now, deferring=not now.deferring, measuring=True)
 
     def _note(self, deferring: bool, step_s: float) -> None:
@@ -76,15 +81,29 @@ class Deferral:
         return replace(now, deferred_s=deferred_s, at_once_s=at_once_s)
 
     def _decided(self, tried: Overlap) -> Overlap:
-        """Choose, after the other way was tried."""
+        """Choose, if enough rounds of both ways are known; else try the other one."""
+        if any(len(seen) < _FIRST_ROUNDS for seen in self._seen.values()):
+            return replace(tried, deferring=not tried.deferring)
         assert tried.deferred_s is not None
         assert tried.at_once_s is not None
-        new_s, old_s = tried.deferred_s, tried.at_once_s
-        if not tried.deferring:
-            new_s, old_s = old_s, new_s
-        better = new_s < _BETTER * old_s
-        self._left = self._rounds = 1 if better else min(2 * self._rounds, _MOST_ROUNDS)
-        return replace(tried, deferring=tried.deferring is better, measuring=False)
+        deferring = tried.deferred_s < _BETTER * tried.at_once_s
+        changed = deferring is not self._chosen
+        self._left = self._rounds = 1 if changed else min(2 * self._rounds, _MOST_ROUNDS)
+        return replace(tried, deferring=deferring, measuring=False)
+
+
+def usual_s(steps_s: Sequence[float]) -> float:
+    """Return the mean of some steps' seconds, without pauses in training.
+
+    A step that waits for longer has one after it that waits for less: their mean differs from round
+    to round by less than their median.
+
+    Example:
+        >>> usual_s([1.0, 3.0, 2.0, 2.0, 60.0])
+        2.0
+    """
+    middle_s = median(steps_s)
+    return fmean(each_s for each_s in steps_s if each_s <= _PAUSE * middle_s)
 
 
 def _off(seen: deque[float], step_s: float) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from compressa.engine.control.awaited import Awaited
 from compressa.engine.control.control import Control
 from compressa.engine.measuring.profiler import Profiler
 from compressa.engine.measuring.stats import Overlap
-from compressa.engine.units.deferral import CHOICE_BYTES, Deferral, packed, unpacked
+from compressa.engine.units.deferral import CHOICE_BYTES, Deferral, packed, unpacked, usual_s
 from compressa.engine.units.phase import Phase, StepPlan
 from compressa.errors import PeerLost
 from compressa.schedulers import Name, Plan, Profile
@@ -186,7 +185,7 @@ class Planning:
         merged = Profile.merged([self.profiler.profile(), *profiles])
         overlap, steps_s = self.overlap, [seconds for seconds, _ in self.profiler.steps()]
         if self._deferral is not None and steps_s:
-            overlap = self._deferral.next(overlap, median(steps_s))
+            overlap = self._deferral.next(overlap, usual_s(steps_s))
         same = overlap.deferring == self.overlap.deferring
         if same and self.profile is not None and self.profile.drift(merged) <= _DRIFT:
             return packed(overlap)
