@@ -29,7 +29,7 @@ from harness.start import started_ranks
 RANK_CORES = 2
 """All ranks of a case together have so many, whatever the machine has."""
 
-_MOST_STEPS = 20  # of a turn
+_LEAST_STEPS, _MOST_STEPS = 4, 20  # of a turn: ranks find their order in the first
 _CHOSEN_STEP = 72  # by then a way of overlapping was chosen
 _LEAST_WARM, _WARM_TURNS = 2, 2.5  # steps, and turns: a method finds its way before it is timed
 
@@ -192,9 +192,9 @@ def turn_steps(budget_s: float, step_s: float) -> int:
 
     Example:
         >>> turn_steps(0.4, 0.03), turn_steps(0.4, 2.0), turn_steps(0.4, 1e-3)
-        (14, 1, 20)
+        (14, 4, 20)
     """
-    return max(1, min(_MOST_STEPS, math.ceil(budget_s / step_s)))
+    return max(_LEAST_STEPS, min(_MOST_STEPS, math.ceil(budget_s / step_s)))
 
 
 def _turn(bed: NetnsTestbed, ranks: Ranks, method: Method, steps: int) -> dict[str, float]:
