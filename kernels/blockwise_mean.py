@@ -211,8 +211,8 @@ def average_vectors(
     for vector, part, undo in zip(
         means.vectors.vectors, means.parts.parts, means.kept, strict=True
     ):
-        x, codes, units, offsets, left, *_ = vector
-        theirs, mean = [Packed(*part.arrays(p, form)) for p in sent], Packed(codes, units, offsets)
+        x, codes, scales, offsets, left, *_ = vector
+        theirs, mean = [Packed(*part.arrays(p, form)) for p in sent], Packed(codes, scales, offsets)
         owned = None
         if left is not None and undo is not None:
             owned = Owned(left, undo, loss_scale, mean_loss_scale)

@@ -134,11 +134,11 @@ class BlockwisePart(NamedTuple):
         """Return the vector's codes, scales and offsets in a payload."""
         n = self.out.size
         codes = payload[self.codes : self.codes + form.code_bytes(n)]
-        units_bytes = 4 * block_count(n, form.block)
-        scales = payload[self.scales : self.scales + units_bytes].view(np.float32)
+        heads_bytes = 4 * block_count(n, form.block)
+        scales = payload[self.scales : self.scales + heads_bytes].view(np.float32)
         if self.offsets is None:
             return codes, scales, None
-        return codes, scales, payload[self.offsets : self.offsets + units_bytes].view(np.float32)
+        return codes, scales, payload[self.offsets : self.offsets + heads_bytes].view(np.float32)
 
 
 class BlockwiseParts:
@@ -330,12 +330,12 @@ def _check_part(part: BlockwisePart, form: BlockForm, payload_bytes: int) -> Non
     check_sum(part.out)
     _check_length(n)
     _check_offsets(part.offsets, form)
-    units = [part.scales] if part.offsets is None else [part.scales, part.offsets]
-    if any(place % 4 for place in units):
-        raise ValueError(f"scales and offsets begin at multiples of 4 bytes, not at {units}")
-    ends = [place + 4 * block_count(n, form.block) for place in units]
+    heads = [part.scales] if part.offsets is None else [part.scales, part.offsets]
+    if any(first % 4 for first in heads):
+        raise ValueError(f"scales and offsets begin at multiples of 4 bytes, not at {heads}")
+    ends = [first + 4 * block_count(n, form.block) for first in heads]
     ends.append(part.codes + form.code_bytes(n))
-    if min(part.codes, *units) < 0 or max(ends) > payload_bytes:
+    if min(part.codes, *heads) < 0 or max(ends) > payload_bytes:
         raise ValueError(f"{part[1:]} of {n} elements do not lie in {payload_bytes} bytes")
 
 
@@ -355,8 +355,8 @@ def _check(vector: BlockwiseVector, form: BlockForm) -> None:
     _check_length(n)
     check_array("codes", vector.codes, np.uint8, (form.code_bytes(n),), writable=True)
     _check_offsets(vector.offsets, form)
-    for name, units in (("scales", vector.scales), ("offsets", vector.offsets)):
-        if units is not None:
-            check_array(name, units, np.float32, (block_count(n, form.block),), writable=True)
+    for name, head in (("scales", vector.scales), ("offsets", vector.offsets)):
+        if head is not None:
+            check_array(name, head, np.float32, (block_count(n, form.block),), writable=True)
     check_feedback(vector.residual, n, 1.0)
     check_noise(Noise(0, 0, 0, vector.parameter, vector.start), n)

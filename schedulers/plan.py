@@ -86,9 +86,9 @@ class Plan:
             raise ValueError("a group of a plan names what is in another, or not in the plan")
 
     @cached_property
-    def places(self) -> Mapping[Name, int]:
+    def priorities(self) -> Mapping[Name, int]:
         """Place of each transfer in the order."""
-        return {name: place for place, name in enumerate(self.order)}
+        return {name: number for number, name in enumerate(self.order)}
 
     @cached_property
     def mates(self) -> Mapping[Name, tuple[Name, ...]]:

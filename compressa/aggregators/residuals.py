@@ -87,8 +87,8 @@ class ChunkResiduals:
             self.held[i] = held_back(x, context)
             if self.held[i]:
                 self.norms[i].zero_()
-        places = tuple(x.data_ptr() for x in values)
-        key = places, tuple(self.held), context.loss_scale, clear
+        addresses = tuple(x.data_ptr() for x in values)
+        key = addresses, tuple(self.held), context.loss_scale, clear
         self._calls.run(key, lambda: list(self._absorbing(values, context.loss_scale, clear)))
 
     def _absorbing(

@@ -237,14 +237,14 @@ class CountedEncoder(Encoder):
             choose = [partial(self._choose, scope, loss_scale) for scope in self._scopes]
             self._noted = loss_scale, cuda.Recording([choose])
         self._noted[1].start()
-        place, packing = HEADER_BYTES, []
+        offset, packing = HEADER_BYTES, []
         for scope, count in zip(self._scopes, self._states[:, 0].tolist(), strict=True):
             length = COUNT_BYTES + self._codec.form.bytes(count, scope.x.size)
-            room = self._payload[place : place + LENGTH_BYTES + length]
+            room = self._payload[offset : offset + LENGTH_BYTES + length]
             packing.append(partial(self._pack, scope, count, room, loss_scale))
-            place += LENGTH_BYTES + aligned(length)
+            offset += LENGTH_BYTES + aligned(length)
         cuda.Recording([packing]).start()
-        return place - HEADER_BYTES
+        return offset - HEADER_BYTES
 
     def _choose(self, scope: _Chosen, loss_scale: float) -> None:
         x, residual, indices, values, state = scope
@@ -300,7 +300,7 @@ class CountedDecoder(ScopesDecoder):
             PayloadError: They are not those of a payload of this length.
         """
         pairs = zip(told[::2], told[1::2], strict=True)
-        form, place, readers = self._codec.form, HEADER_BYTES, list[Callable[[], Any]]()
+        form, offset, readers = self._codec.form, HEADER_BYTES, list[Callable[[], Any]]()
         for (length, count), out in zip(pairs, self._outs, strict=True):
             few = count <= self._codec.most(out.size)
             if not few or length != COUNT_BYTES + form.bytes(count, out.size):
@@ -308,10 +308,10 @@ class CountedDecoder(ScopesDecoder):
                     f"{self._codec.name}: a scope of {out.size} elements has {count} values in "
                     f"{length} bytes"
                 )
-            start = place + LENGTH_BYTES + COUNT_BYTES
-            body = payload[start : place + LENGTH_BYTES + length]
+            start = offset + LENGTH_BYTES + COUNT_BYTES
+            body = payload[start : offset + LENGTH_BYTES + length]
             readers.append(partial(form.read, body, out.size, count))
-            place += LENGTH_BYTES + aligned(length)
-        if place != payload.size:
-            raise PayloadError(f"a payload's scopes end at byte {place} of {payload.size}")
+            offset += LENGTH_BYTES + aligned(length)
+        if offset != payload.size:
+            raise PayloadError(f"a payload's scopes end at byte {offset} of {payload.size}")
         return readers

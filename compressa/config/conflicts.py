@@ -96,11 +96,11 @@ def _secret_conflicts(config: Settings) -> Iterator[Mistake]:
 
 
 def _trace_conflicts(config: Settings) -> Iterator[Mistake]:
-    steps, place = config.trace.steps, ("trace", "steps")
+    steps, path = config.trace.steps, ("trace", "steps")
     if steps is not None and config.trace.path is None:
-        yield Mistake(place, "is set, but not trace.path; set it, or leave this out")
+        yield Mistake(path, "is set, but not trace.path; set it, or leave this out")
     if steps is not None and steps[0] > steps[1]:
-        yield Mistake(place, f"must be the first step and the last, not {list(steps)}")
+        yield Mistake(path, f"must be the first step and the last, not {list(steps)}")
 
 
 def _feedback_conflicts(use: Use) -> Iterator[Mistake]:
@@ -170,16 +170,16 @@ def _estimate_conflicts(use: Use, kind: str) -> Iterator[Mistake]:
 
 def _entropy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
     """Somebody's payloads must be there to be shortened, and the library that does it."""
-    level, place = config.exchange.entropy_level, ("exchange", "entropy_level")
+    level, path = config.exchange.entropy_level, ("exchange", "entropy_level")
     if not level:
         return
     missing = missing_library()
     if missing:
-        yield Mistake(place, f"is {level}, but {missing}")
+        yield Mistake(path, f"is {level}, but {missing}")
     transport = config.exchange.transport
     if all(row.device for row in meant(transport)):
         yield Mistake(
-            place,
+            path,
             f'is {level}, but exchange.transport = "{transport}" moves payloads from GPU to GPU, '
             "and they are coded in the host's memory, at less than 1 GB a second; "
             f'"{USUAL}" fills every network on which that pays: use "{USUAL}", or 0',
@@ -189,7 +189,7 @@ def _entropy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
     if not any(can_shorten(codec, config.exchange.kind) for codec in codecs):
         names = ", ".join(dict.fromkeys(use.name for use in uses))
         yield Mistake(
-            place,
+            path,
             f"is {level}, but nothing that {names} sends can be shortened: it is summed on its "
             "way, or exchanged in rounds of its own; use 0",
             (_KIND, *(use.path for use in uses)),
@@ -198,12 +198,12 @@ def _entropy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
 
 def _order_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]:
     """Whoever shares the model's process group launches all at once, and waits for no number."""
-    transport, place = config.exchange.transport, ("exchange", "order")
+    transport, path = config.exchange.transport, ("exchange", "order")
     if config.exchange.order == "own":
         return
     if not any(row.device for row in meant(transport)):
         yield Mistake(
-            place,
+            path,
             f'is "stream", but exchange.transport = "{transport}" launches nothing on a GPU: it '
             'meets no collective there; use "own"',
             (_TRANSPORT,),
@@ -211,7 +211,7 @@ def _order_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]
     strategy = config.strategy and config.strategy.name
     if strategy not in (None, "hook"):
         yield Mistake(
-            place,
+            path,
             f'is "stream", which is for the hook, but strategy.name is "{strategy}"; use "own"',
             (("strategy", "name"),),
         )
@@ -219,7 +219,7 @@ def _order_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistake]
         codec = use.compressor
         if isinstance(codec, Codec) and isinstance(codec.size, Bounded):
             yield Mistake(
-                place,
+                path,
                 f'is "stream", but payloads of {codec.name} vary in length, which the host waits '
                 'for; use "own", or topk, whose payloads do not',
                 (use.path,),
@@ -242,18 +242,18 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
 
 def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:
     """A schedule of densities takes the place of another compressor."""
-    warm, place = config.warmup, ("warmup", "densities")
+    warm, path = config.warmup, ("warmup", "densities")
     if not warm.densities:
         return
     if warm.steps < len(warm.densities):
         yield Mistake(
-            place,
+            path,
             f"names {len(warm.densities)} densities for {warm.steps} steps; each needs a step",
             (("warmup", "steps"),),
         )
     if warm.compressor.name != "none":
         yield Mistake(
-            place,
+            path,
             f"is given beside warmup.compressor = {warm.compressor.name}; only one of them can "
             "send the first steps",
             (("warmup", "compressor"),),
@@ -261,7 +261,7 @@ def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:
     builds = [config.compressor.build(), *(rule.compressor.build() for rule in config.rules)]
     if not any(has_density(compressor) for compressor in builds):
         yield Mistake(
-            place,
+            path,
             f"is given, but {', '.join(dict.fromkeys(c.name for c in builds))} has no density; use "
             "warmup.compressor, or a sparse compressor",
         )

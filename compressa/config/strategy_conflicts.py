@@ -55,7 +55,7 @@ def strategy_conflicts(config: Settings, uses: Sequence[Use]) -> Iterator[Mistak
 
 def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
     """What supposes that gradients are averaged in each step."""
-    name, place = config.strategy and config.strategy.name, (("strategy", "name"),)
+    name, involves = config.strategy and config.strategy.name, (("strategy", "name"),)
     if name in (None, "hook", "overlapped"):
         return
     if config.momentum.factor:
@@ -63,13 +63,13 @@ def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
             f'is {config.momentum.factor:g}, but strategy.name = "{name}" averages parameters, and '
             "momentum is each rank's optimizer's; leave it out"
         )
-        yield Mistake(("momentum", "factor"), text, place)
+        yield Mistake(("momentum", "factor"), text, involves)
     if config.engine.recover and name == "hogwild":
         text = (
             f'is true, but strategy.name = "{name}" can not go on without a lost rank; leave it '
             "out, and go on from a checkpoint"
         )
-        yield Mistake(("engine", "recover"), text, place)
+        yield Mistake(("engine", "recover"), text, involves)
 
 
 def _weights_conflicts(config: Settings, strategy: Gossip | SGP) -> Iterator[Mistake]:
@@ -84,7 +84,7 @@ def _weights_conflicts(config: Settings, strategy: Gossip | SGP) -> Iterator[Mis
 
 def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
     """Ranks stay away from the centre: a residual would add the distance up, meeting by meeting."""
-    place, again = (("strategy", "name"),), 'strategy.name = "easgd" sends each distance anew'
+    involves, again = (("strategy", "name"),), 'strategy.name = "easgd" sends each distance anew'
     for use in uses:
         codec = use.compressor if isinstance(use.compressor, Codec) else None
         bias = None if codec is None else codec.bias(TYPICAL_ELEMS)
@@ -94,10 +94,10 @@ def _easgd_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
                 f'is "{use.name}", which loses much of a distance or keeps it for later, but '
                 f"{again}; use int8, int4 or an unbiased one"
             )
-            yield Mistake((*use.path, "name"), text, place)
+            yield Mistake((*use.path, "name"), text, involves)
         elif codec.error_feedback and use.feedback != "none":
             text = f'is "{use.feedback}", but {again}, and a residual would add it up; use "none"'
-            yield Mistake(use.feedback_path, text, place)
+            yield Mistake(use.feedback_path, text, involves)
 
 
 def _hogwild_conflicts(uses: Sequence[Use]) -> Iterator[Mistake]:
@@ -128,22 +128,22 @@ def _session_conflicts(
     config: Settings, strategy: ADPSGD | Async | Bounded | Central
 ) -> Iterator[Mistake]:
     """What only an engine has, whose steps all ranks take."""
-    place = (("strategy", "name"),)
+    involves = (("strategy", "name"),)
     if config.warmup.steps:
         text = (
             f"is {config.warmup.steps}, but {strategy.name} keeps one compressor for all steps; "
             "leave it out"
         )
-        yield Mistake(("warmup", "steps"), text, place)
+        yield Mistake(("warmup", "steps"), text, involves)
     if config.trace.path is not None:
         text = (
             f"is given, but {strategy.name} has no steps that all ranks take, which a trace is of; "
             "leave it out"
         )
-        yield Mistake(("trace", "path"), text, place)
+        yield Mistake(("trace", "path"), text, involves)
     if config.schedule.server_bits_per_s is not None:
         text = f"gives slots to workers that push together, and under {strategy.name} they do not"
-        yield Mistake(("schedule", "server_bits_per_s"), f"{text}; leave it out", place)
+        yield Mistake(("schedule", "server_bits_per_s"), f"{text}; leave it out", involves)
 
 
 def _own_exchange(
@@ -152,17 +152,17 @@ def _own_exchange(
     uses: Sequence[Use],
 ) -> Iterator[Mistake]:
     """What each rank sends is decoded by itself."""
-    name, place = strategy.name, (("strategy", "name"),)
+    name, involves = strategy.name, (("strategy", "name"),)
     for use in uses:
         why = _fault_by_itself(use, shares=isinstance(strategy, SGP))
         if why:
             text = f'is "{use.name}", but strategy.name = "{name}", and {why}; use another one'
-            yield Mistake((*use.path, "name"), text, place)
+            yield Mistake((*use.path, "name"), text, involves)
     for setting in ("kind", "algorithm"):
         value = getattr(config.exchange, setting)
         if value != "auto":
             text = f'is "{value}", but {name} has an exchange of its own; use "auto"'
-            yield Mistake(("exchange", setting), text, place)
+            yield Mistake(("exchange", setting), text, involves)
 
 
 def _fault_by_itself(use: Use, *, shares: bool) -> str:

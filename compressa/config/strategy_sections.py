@@ -309,24 +309,24 @@ class Bounded(_Served):
 
     @model_validator(mode="after")
     def _check(self) -> Bounded:
-        found, place = [], (("staleness",),)
+        found, involves = [], (("staleness",),)
         if self.staleness and self.backup_workers:
             text = (
                 f"is {self.backup_workers}, but with staleness = {self.staleness} nobody can tell "
                 "whose update is too late; use staleness = 0, or leave it out"
             )
-            found.append(Mistake(("backup_workers",), text, place))
+            found.append(Mistake(("backup_workers",), text, involves))
         if not self.staleness and self.weighting != "mean":
             text = (
                 f'is "{self.weighting}", but with staleness = 0 all updates are alike; use "mean"'
             )
-            found.append(Mistake(("weighting",), text, place))
+            found.append(Mistake(("weighting",), text, involves))
         if not self.staleness and self.delay_compensation:
             text = (
                 f"is {self.delay_compensation:g}, but with staleness = 0 nothing is delayed; "
                 "leave it out"
             )
-            found.append(Mistake(("delay_compensation",), text, place))
+            found.append(Mistake(("delay_compensation",), text, involves))
         if found:
             refuse(found)
         return self

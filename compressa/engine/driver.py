@@ -314,7 +314,7 @@ class Driver:
 
     def _hand_over(self, task: Task, operation: Operation, done: Done) -> None:
         """Give an exchange to the transport."""
-        priority = self._plan.places.get((task.unit, task.stage), 0)
+        priority = self._plan.priorities.get((task.unit, task.stage), 0)
         if isinstance(operation, Exchange):
             self._transport.exchange(task.key, operation, priority, done)
         elif isinstance(operation, LoweredSum):

@@ -120,7 +120,7 @@ def _by_name(tensors: Tensors) -> dict[str, torch.Tensor]:
     elif isinstance(tensors, torch.Tensor):
         named = {"0": tensors}
     else:
-        named = {str(place): tensor for place, tensor in enumerate(tensors)}
+        named = {str(index): tensor for index, tensor in enumerate(tensors)}
     for name, tensor in named.items():
         wrong = fault_of(tensor)
         if wrong:
@@ -154,6 +154,6 @@ def _device_stream(named: Mapping[str, torch.Tensor], config: Config) -> DeviceS
 
 def _described(named: Mapping[str, torch.Tensor]) -> dict[str, dict[str, object]]:
     return {
-        name: {"place": place, "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
-        for place, (name, tensor) in enumerate(named.items())
+        name: {"index": index, "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+        for index, (name, tensor) in enumerate(named.items())
     }

@@ -52,7 +52,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
 
     Args:
         params: As `Parameters`; the names are used in errors, rules and checkpoints, else
-            "group.place" is.
+            "group.index" is.
         defaults: Settings of groups that do not give their own.
         wanted: What is asked of the engine.
         config: Path of a TOML file, a mapping, or a `Config`; None for what the paper does.

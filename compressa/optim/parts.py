@@ -50,10 +50,10 @@ def by_name(parts: Sequence[Part], chosen: Callable[[Part], Tensors]) -> dict[st
 
 
 def names_of(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[torch.Tensor, str]]:
-    """Yield parameters with the names that they were given, else "group.place"."""
+    """Yield parameters with the names that they were given, else "group.index"."""
     for number, group in enumerate(groups):
-        places = [f"{number}.{place}" for place in range(len(group["params"]))]
-        yield from zip(group["params"], group.get("param_names", places), strict=True)
+        indices = [f"{number}.{index}" for index in range(len(group["params"]))]
+        yield from zip(group["params"], group.get("param_names", indices), strict=True)
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor:

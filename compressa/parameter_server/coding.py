@@ -132,9 +132,9 @@ class ShardCoder:
             room: From `buffer`.
         """
         payload, scope = self._payload, self._scope
-        place = payload.room(room, HEADER_BYTES, scope)
+        part = payload.room(room, HEADER_BYTES, scope)
         draw = payload.draw(scope, context, owner=self._serves)
-        length = encode(self._codec, scope.of([values]), self._residual, place, draw, context)
+        length = encode(self._codec, scope.of([values]), self._residual, part, draw, context)
         end = payload.advance(room, HEADER_BYTES, length)
         return payload.seal(room, context, end - HEADER_BYTES)
 

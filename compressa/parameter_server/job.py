@@ -31,8 +31,8 @@ class Placement:
     """Who does what.
 
     Attributes:
-        workers: Their ranks, ascending; a worker's number is its place here.
-        servers: Their ranks, ascending; a server's number is its place here.
+        workers: Their ranks, ascending; a worker's number is its index here.
+        servers: Their ranks, ascending; a server's number is its index here.
     """
 
     workers: tuple[int, ...]

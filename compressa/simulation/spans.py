@@ -27,7 +27,7 @@ class Spans:
         self._spans: list[Span] = []
         self._steps: list[tuple[int, float]] = []
         self._sent: dict[tuple[int, int, int], tuple[float, float]] = {}
-        self._place = {unit: place for place, unit in enumerate(job.by_need)}
+        self._need = {unit: number for number, unit in enumerate(job.by_need)}
 
     def began(self, step: int, now_s: float) -> None:
         """A step begins."""
@@ -36,8 +36,8 @@ class Spans:
     def ready(self, step: int, unit: int, now_s: float) -> None:
         """Backward has readied a unit."""
         one = self._job.units[unit]
-        place, names = self._place[unit], one.parameters
-        self._add("ready", one.name, step, now_s, now_s, unit=unit, need=place, parameters=names)
+        need, names = self._need[unit], one.parameters
+        self._add("ready", one.name, step, now_s, now_s, unit=unit, need=need, parameters=names)
 
     def computed(self, task: Task, stage: str, started_s: float, ended_s: float) -> None:
         """A task has computed, after it had waited for a thread."""

@@ -86,6 +86,6 @@ class Apart(Surviving, EngineStrategy):
     def _go_on_without_the_lost(self) -> None:
         self.handle.reform(self._ranks, afresh=self._afresh)
         own = json.dumps([self._calls, self._steps]).encode()
-        places = self.handle.engine.session.all_gather(own, "going on")
-        self._furthest, self._steps = max(map(json.loads, places))
+        counts = self.handle.engine.session.all_gather(own, "going on")
+        self._furthest, self._steps = max(map(json.loads, counts))
         self._reunite()

@@ -160,8 +160,8 @@ def burstiness(readings: Sequence[tuple[float, int]], window_s: float = _WINDOW_
 
 def _at(readings: Sequence[tuple[float, int]], time_s: float) -> float:
     """What the counter stood at."""
-    place = bisect_right(readings, time_s, key=lambda reading: reading[0])
-    if place == len(readings):
+    after_it = bisect_right(readings, time_s, key=lambda reading: reading[0])
+    if after_it == len(readings):
         return readings[-1][1]
-    (from_s, before), (to_s, after) = readings[place - 1], readings[place]
+    (from_s, before), (to_s, after) = readings[after_it - 1], readings[after_it]
     return before + (after - before) * (time_s - from_s) / (to_s - from_s)

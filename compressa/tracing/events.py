@@ -50,7 +50,7 @@ class Span(NamedTuple):
         size_bytes: On the wire, what this rank sends.
         peers: On the wire, how many ranks it sends to or hears from.
         sent_s: On the wire, when the last byte had been handed to the network; None if unknown.
-        need: If ready, the unit's place among those of its step in the order in which the next
+        need: If ready, the unit's number among those of its step in the order in which the next
             forward needs them.
         parameters: If ready, the names of all parameters in the unit.
         cpu_s: Where a thread computed, its time on a core; None if unknown.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compressa.tracing.events import Span
 
-_Urgency = tuple[int, int]  # step and place in the order of need; less is more urgent
+_Urgency = tuple[int, int]  # step and number in the order of need; less is more urgent
 
 
 class Inversion(NamedTuple):

@@ -56,7 +56,7 @@ class Average:
             scales: The loss scale, and the mean's.
         """
         (x, residual, kept), shape, block = self._arrays, self._shape, self._block
-        codes, units, offsets = self._mean
+        codes, own_scales, offsets = self._mean
         factors = np.float32(scales[0]), np.float32(weight), factors_of(scales[1])[1]
 
         def work(low: int, high: int) -> None:
@@ -66,7 +66,7 @@ class Average:
                 sent,
                 low,
                 codes[low * shape.bits // 8 : -(-high * shape.bits // 8)],
-                units[blocks],
+                own_scales[blocks],
                 None if offsets is None else offsets[blocks],
                 None if residual is None else residual[low:high],
                 None if kept is None else kept[low:high],

@@ -513,12 +513,12 @@ def test_small_keys_are_announced_and_asked_for_in_one_request_to_each_server() 
 
 def test_urgent_keys_go_first() -> None:
     world = ServerWorld(3, {f"key {i}": (512,) for i in range(4)}, servers=1, colocated=False)
-    places = world.sessions[0].driver._plan.places
+    priorities = world.sessions[0].driver._plan.priorities
     units, shards = world.job.units, world.job.table.shards
-    order = [(places[units.push(s), 0], places[units.answer(s, 0), 0]) for s in shards]
+    order = [(priorities[units.push(s), 0], priorities[units.answer(s, 0), 0]) for s in shards]
     assert order == sorted(order)
     assert max(order[0]) < min(order[1])
-    assert (units.request(0, 0, 0), 0) not in places  # and so before all of them
+    assert (units.request(0, 0, 0), 0) not in priorities  # and so before all of them
 
 
 def test_a_compressed_key_takes_a_payload_each_way() -> None:

@@ -79,11 +79,11 @@ def test_what_waits_comes_later_in_plans_and_launches(
 ) -> None:
     plan = POLICIES[policy](transfers, conditions)
     launched = {name: i for i, name in enumerate(launches(transfers, plan, conditions))}
-    assert launched.keys() == plan.places.keys()
+    assert launched.keys() == plan.priorities.keys()
     for transfer in transfers:
         if transfer.waits_for >= 0:
             before, name = (transfer.unit, transfer.waits_for), (transfer.unit, transfer.stage)
-            assert plan.places[before] < plan.places[name]
+            assert plan.priorities[before] < plan.priorities[name]
             assert launched[before] < launched[name]
 
 

@@ -193,10 +193,10 @@ class Timeline:
         self.tracer.end_wait(name, step, started_s, seconds)
 
     def _order(self) -> dict[int, int]:
-        """By unit, its place in the order in which the forward needs them."""
+        """By unit, its number in the order in which the forward needs them."""
         needs_s = self._needs_s()
         order = sorted(range(len(needs_s)), key=lambda unit: (needs_s[unit], -unit))
-        return {unit: place for place, unit in enumerate(order)}
+        return {unit: number for number, unit in enumerate(order)}
 
     def _queued(self, task: Task, until_s: float, waits_for: str) -> None:
         seconds = until_s - task.idle_since_s

@@ -42,7 +42,7 @@ class MonitoredCall:
 
     Args:
         name: Of those ranks.
-        rank: This one's place among them.
+        rank: This one's number among them.
         size: How many they are.
         deadline_s: Until when they must have come.
         caller: The function that the user called, for people.

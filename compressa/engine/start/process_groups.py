@@ -108,8 +108,8 @@ def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.Proc
             "ranks of the default group, this one among them, and the same list on each"
         )
     name = "ranks " + ",".join(map(str, ranks))
-    place, deadline_s = list(ranks).index(own), config.exchange.start_wait_s
-    return _new_gloo_group(config, MonitoredCall(name, place, len(ranks), deadline_s, caller))
+    index, deadline_s = list(ranks).index(own), config.exchange.start_wait_s
+    return _new_gloo_group(config, MonitoredCall(name, index, len(ranks), deadline_s, caller))
 
 
 def _new_gloo_group(config: Config, call: MonitoredCall) -> dist.ProcessGroup:

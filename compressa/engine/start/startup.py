@@ -42,7 +42,7 @@ _reached_epoch = 0  # the latest of this process; others may have seen more, or 
 _CONTROL_EPOCH = 0  # nothing older can come over sockets that are new
 _CONTROL_CHUNK_BYTES = 1 << 16
 _CONTROL_CREDIT_BYTES = 4 * _CONTROL_CHUNK_BYTES
-_HOST, _EPOCH, _LINK = "place", "epoch", "link"
+_HOST, _EPOCH, _LINK = "host", "epoch", "link"
 _POLL_S = 150e-6  # a small message, and what both ends do with it; a sleep costs some 50 us
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 

@@ -31,7 +31,7 @@ _ROOT = 0
 _AHEAD = 2
 _DRIFT = 0.1
 _SECONDS = np.dtype("<f8")
-_PLACE = np.dtype("<u4")
+_NUMBER = np.dtype("<u4")
 _AT_ONCE_POLICY = "fifo"  # backward waits for everything, as with the hook
 
 
@@ -167,8 +167,8 @@ class Planning:
     def _publish(self, control: Control, first_step: int) -> Awaited:
         """On rank 0, tell all others the plan."""
         if control.rank != _ROOT:
-            places = 2 * len(self._names) + len(self.step_plan.launches)
-            most_bytes = CHOICE_BYTES + _PLACE.itemsize * places
+            count = 2 * len(self._names) + len(self.step_plan.launches)
+            most_bytes = CHOICE_BYTES + _NUMBER.itemsize * count
             return control.exchange({}, {_ROOT: most_bytes}, "plan")
         self._own = self._decide(first_step)
         return control.exchange(dict.fromkeys(range(1, control.size), self._own), {}, "plan")
@@ -219,10 +219,10 @@ def written(step_plan: StepPlan, names: Sequence[Name]) -> bytes:
     plan, number = step_plan.plan, {name: i for i, name in enumerate(names)}
     heads = np.arange(len(plan.order))
     for group in plan.groups:
-        places = [plan.places[name] for name in group]
-        heads[places] = min(places)
+        members = [plan.priorities[name] for name in group]
+        heads[members] = min(members)
     order, in_turn = ([number[name] for name in row] for row in (plan.order, step_plan.launches))
-    return np.concatenate([order, heads, in_turn]).astype(_PLACE).tobytes()
+    return np.concatenate([order, heads, in_turn]).astype(_NUMBER).tobytes()
 
 
 def read(data: bytes, names: Sequence[Name], ordered: set[Name], first_step: int) -> StepPlan:
@@ -238,9 +238,9 @@ def read(data: bytes, names: Sequence[Name], ordered: set[Name], first_step: int
         ValueError: It is not a step plan for these transfers.
     """
     count = len(names)
-    if len(data) != _PLACE.itemsize * (2 * count + len(ordered)):
+    if len(data) != _NUMBER.itemsize * (2 * count + len(ordered)):
         raise ValueError(f"{len(data)} bytes are no places of {count} transfers")
-    numbers = np.frombuffer(data, _PLACE)
+    numbers = np.frombuffer(data, _NUMBER)
     order, heads, in_turn = np.split(numbers, [count, 2 * count])
     if (np.sort(order) != np.arange(count)).any() or (heads > np.arange(count)).any():
         raise ValueError("each transfer has one place, and the first of its message no later one")

@@ -193,22 +193,22 @@ def _in_order(gradient: torch.Tensor, segment: Segment) -> torch.Tensor:
     if gradient.is_contiguous():
         return gradient.view(-1)[segment.start : segment.stop]
     values = gradient.new_empty(segment.elems)
-    for place, low, high in _boxes(gradient, segment.start, segment.stop):
-        values[low:high].view(place.shape).copy_(place)
+    for box, low, high in _boxes(gradient, segment.start, segment.stop):
+        values[low:high].view(box.shape).copy_(box)
     return values
 
 
 def _put_back(values: torch.Tensor, gradient: torch.Tensor, segment: Segment) -> None:
     """Write what `_in_order` has copied to where it came from."""
-    for place, low, high in _boxes(gradient, segment.start, segment.stop):
-        place.copy_(values[low:high].view(place.shape))
+    for box, low, high in _boxes(gradient, segment.start, segment.stop):
+        box.copy_(values[low:high].view(box.shape))
 
 
 def _boxes(x: torch.Tensor, start: int, stop: int) -> Iterator[tuple[torch.Tensor, int, int]]:
     """Cut a range of a tensor's elements, in row-major order, into views of it.
 
     They are the whole rows of the first dimension, and before and after them the boxes of a part
-    of a row: at most 2 d - 1 views of a tensor of d dimensions, and no list of places.
+    of a row: at most 2 d - 1 views of a tensor of d dimensions, and no list of elements.
 
     Yields:
         A view, and where in the range its elements begin and end.
