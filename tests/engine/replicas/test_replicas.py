@@ -306,7 +306,7 @@ def test_a_module_is_wrapped_without_another_synchronisation(two: Group) -> None
     ("what", "says"),
     [
         ("shape", "tensors.b.shape"),
-        ("order", "tensors.a.place"),
+        ("order", "tensors.a.index"),
         ("sources", "sources"),
         ("configuration", "configuration.exchange.broadcast"),
         ("broken configuration", "carrier pigeon"),
