@@ -70,7 +70,12 @@ def array_at(address: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return an array of a CPU as long and of the same dtype as another, without its memory.
 
     It does not keep what is at the address allocated.
+
+    Raises:
+        TypeError: The other one lies on a GPU.
     """
+    if not isinstance(like, np.ndarray):
+        raise TypeError("only what lies on a CPU can be told of another address")
     if not like.size:
         return like
     memory: Any = (ctypes.c_uint8 * like.nbytes).from_address(address)

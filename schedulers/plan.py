@@ -87,7 +87,7 @@ class Plan:
 
     @cached_property
     def priorities(self) -> Mapping[Name, int]:
-        """Place of each transfer in the order."""
+        """Of each transfer; the lowest goes first."""
         return {name: number for number, name in enumerate(self.order)}
 
     @cached_property

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from compressa.aggregators.base import Scope, State, StepContext, held_back, residual_key
@@ -29,10 +30,11 @@ class _Remembered(Generic[T]):
     """What was made for memory of the last few addresses.
 
     Args:
-        move: Tells what was made that gradients lie elsewhere; returns whether it could.
+        move: Tells what was made for gradients of some shapes that they lie elsewhere; returns
+            whether it could.
     """
 
-    def __init__(self, move: Callable[[object, Sequence[Tensor]], bool]) -> None:
+    def __init__(self, move: Callable[[object, Sequence[Tensor], Hashable], bool]) -> None:
         self._move = move
         self._made: dict[tuple[Hashable, Hashable], T] = {}
 
@@ -50,7 +52,7 @@ class _Remembered(Generic[T]):
             return self._made[where]
         except KeyError:
             for before in self._made:
-                if before[1] == where[1] and self._move(self._made[before], gradients):
+                if before[1] == where[1] and self._move(self._made[before], gradients, shapes):
                     return self._made.setdefault(where, self._made.pop(before))
             while len(self._made) >= _MOST_ADDRESSES:
                 del self._made[next(iter(self._made))]
@@ -86,7 +88,7 @@ class MultiTensor:
         names = [] if feedback is None else [scope.segment.parameter for scope in scopes]
         self._residuals = list(map(residual_key, names))
         self._gradients = np.array([scope.gradient for scope in scopes])
-        self._firsts = np.array([scope.start for scope in scopes])
+        self._offsets: dict[Hashable, npt.NDArray[np.int64]] = {}
         self._encoders: _Remembered[Encoder | None] = _Remembered(self._move)
         self._decoders: _Remembered[Decoder | None] = _Remembered(self._move)
         self._averagers: _Remembered[Averager | None] = _Remembered(self._move)
@@ -150,12 +152,16 @@ class MultiTensor:
             lambda: make(self._items(gradients, rule is not None, undo), payload),
         )
 
-    def _move(self, made: object, gradients: Sequence[Tensor]) -> bool:
+    def _move(self, made: object, gradients: Sequence[Tensor], shapes: Hashable) -> bool:
         """Tell what was made where the scopes of gradients lie, if that can be told it."""
         if not isinstance(made, Movable) or self._state.device.type != "cpu":
             return False
         starts = np.fromiter(map(Tensor.data_ptr, gradients), np.int64, len(gradients))
-        made.move(starts[self._gradients] + self._firsts * gradients[0].element_size())
+        starts = starts[self._gradients]
+        if shapes not in self._offsets:  # a gradient may have been cut to its scope before
+            scopes = [scope.of(gradients).data_ptr() for scope, _ in self._scopes]
+            self._offsets[shapes] = np.array(scopes, np.int64) - starts
+        made.move(starts + self._offsets[shapes])
         return True
 
     def _items(

@@ -12,10 +12,12 @@ import pytest
 import torch
 from kernel_cases import same_bits
 
+from compressa.aggregators.base import Scope, State, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule
+from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs import Codec, Int4, Int8, OneBit
 from compressa.codecs.fused import Fused, Item
-from compressa.parameters import ParameterInfo
+from compressa.parameters import ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
 from compressa.wrappers import ErrorFeedback
 
@@ -166,3 +168,22 @@ def test_gradients_that_lie_elsewhere_are_taken_by_what_was_made() -> None:
         made.append(MADE.total())
     assert made == made[:1] * 6
     assert set(MADE) == {"encoder", "decoder", "averager"}
+
+
+def test_what_was_cut_before_is_found_where_it_lies() -> None:
+    """A server has the shard of a key alone, which begins at some element of the parameter."""
+    info = ParameterInfo(0, "key", (1000,))
+    scope, draw = Scope(0, 600, Segment(info, 600, 1000)), StepContext(0)
+    world = World(0, 1, 0, "auto", State())
+    payload = ScopePayload(Int8(), 0, [scope], world, feedback=None)
+    room, memory, kept = payload.buffer(), [], []
+    for step in range(8):  # more than there are addresses that are remembered
+        memory.append(torch.full((1000,), float(step)))
+        values = memory[-1][:400]
+        sent = payload.encode([values], draw, room)
+        values.zero_()
+        payload.decode(sent, [values], draw, 0)
+        kept.append(values.clone())
+    for step, (values, whole) in enumerate(zip(kept, memory, strict=True)):
+        torch.testing.assert_close(values, torch.full((400,), float(step)))
+        assert (whole[400:] == step).all()

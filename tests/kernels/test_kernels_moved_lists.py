@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from compressa.kernels import (
 )
 from compressa.kernels._arrays import F32, I64, U8
 from compressa.kernels.cpu._stream import LEAST_ELEMS
+from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.multi_tensor import BlockForm
 from kernel_cases import poisoned, same_bits
 
@@ -146,3 +148,6 @@ def test_memory_at_an_address_is_shared() -> None:
     array_at(x.ctypes.data, np.ones(7, np.float32))[3] = 5
     assert x[3] == 5
     assert array_at(0, np.ones(0, np.float32)).size == 0
+    on_gpu: Any = DeviceArray(0x1000, 7, np.dtype(np.float32), owner=None)
+    with pytest.raises(TypeError, match="on a CPU"):
+        array_at(x.ctypes.data, on_gpu)

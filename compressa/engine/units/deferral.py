@@ -2,10 +2,10 @@
 
 To defer updates hides exchanges behind computing, and costs the training thread Python at each
 parameter. Which is more depends on the link, the cores and the model. So some steps are done both
-ways, in turn, and those that follow in the way that takes less time; neither changes a bit. The
-other way is tried again ever more rarely. Of each way the median of several rounds counts, as
-single ones differ by more than the ways do where a machine is shared. When steps have come to take
-another time, as they do when the link changes, all that is forgotten, and both are tried at once.
+ways, in turn, and those that follow defer if that takes less time; no bit depends on it. The other
+way is tried again ever more rarely. Of each way the median of several rounds counts, as single ones
+differ by more than the ways do where a machine is shared. When steps have come to take another
+time, as they do when the link changes, all that is forgotten, and both are tried at once.
 """
 
 from __future__ import annotations
