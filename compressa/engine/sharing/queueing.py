@@ -78,6 +78,7 @@ class Queueing:
         self._retry_s = -math.inf
         self._watch = Watch()
         self._wanted: Claim | None = None
+        self._asked: int | None = None  # by the one who joins and leaves: its turn
         self._told: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="compressa-line", daemon=True)
         self._thread.start()
@@ -90,10 +91,12 @@ class Queueing:
             send_s: How many seconds the job is likely to send.
         """
         claim = Claim(self._job, turn, min(send_s, MOST_SEND_S))
+        self._asked = turn
         self._told.put(lambda: self._want(claim))
 
     def leave(self) -> None:
         """Leave the line: the turn is over, or the job does not wait for it any more."""
+        self._asked = None
         self._told.put(self._leave)
 
     def close(self, timeout_s: float) -> None:
@@ -111,6 +114,8 @@ class Queueing:
                 return
 
     def _want(self, claim: Claim) -> bool:
+        if claim.number != self._asked:  # it has left meanwhile
+            return True
         self._wanted = claim
         return self._look()
 
@@ -130,7 +135,8 @@ class Queueing:
         first = seen.first
         if not reached or first is None or first.job == claim.job or not seen.has(claim.job):
             self._wanted = None
-            self._first(claim.number)
+            if claim.number == self._asked:
+                self._first(claim.number)
         return True
 
     def _leave(self) -> bool:

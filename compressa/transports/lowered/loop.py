@@ -52,6 +52,7 @@ _PAUSE_S = 0.001
 _ARGUMENTS = struct.Struct(f"<{w.CALL_WORDS}q")
 _NS = 1_000_000_000
 _PRIORITIES = 1 << 24  # in a step
+_MOST_KEPT_BYTES = 1 << 23
 
 
 class Loop:
@@ -86,6 +87,7 @@ class Loop:
         self._failed = failed
         for link in self._sockets.values():
             tune(link, settings)
+            _make_room(link, early_bytes)
         count = len(self._sockets)
         self._loop = words(w.LOOP_WORDS)
         self._links = words(w.LINK_WORDS * count).reshape(-1, w.LINK_WORDS)
@@ -361,6 +363,16 @@ class Loop:
             row[w.STAGING] = self._staging[number].ctypes.data
             row[w.CHUNK] = self._chunks[number].ctypes.data
             self._addresses[peer] = address_of(row)
+
+
+def _make_room(link: socket.socket, early_bytes: int) -> None:
+    """Have the kernel keep what comes while nothing is under way here, and nobody reads.
+
+    Else a peer that is ahead could not tell a rank that is late from a wire that is slow.
+    """
+    # On Linux the buffer grows to twice what is asked to be there at once, and stays so.
+    for least_bytes in (min(early_bytes, _MOST_KEPT_BYTES), 1):
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
 
 
 class _UnderWay(NamedTuple):

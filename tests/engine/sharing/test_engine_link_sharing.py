@@ -225,6 +225,23 @@ def test_who_leaves_before_its_turn_does_not_get_it(place: Callable[[], Place]) 
     assert not b.turns
 
 
+def test_a_turn_does_not_come_after_the_job_has_left(tmp_path: Path) -> None:
+    told = threading.Event()
+
+    def open_late() -> SharedCell:
+        assert told.wait(PATIENCE_S)
+        return FileCell(tmp_path / "link.line")
+
+    late = Place(open_late)
+    late.queueing.join(1, 0.1)
+    late.queueing.leave()
+    late.queueing.join(2, 0.1)
+    told.set()
+    assert until(lambda: 2 in late.turns)
+    late.queueing.close(PATIENCE_S)
+    assert late.turns == [2]
+
+
 def test_a_job_that_died_first_in_the_line_is_forgotten(
     place: Callable[[], Place], tmp_path: Path
 ) -> None:
@@ -260,8 +277,9 @@ def test_a_job_that_cannot_reach_the_others_does_not_wait(
     alone = Place(refuse)
     for turn in range(1, 4):
         alone.queueing.join(turn, 0.1)
+        assert until(lambda turn=turn: alone.turns[-1:] == [turn])
         alone.queueing.leave()
-    assert until(lambda: alone.turns == [1, 2, 3])
+    assert alone.turns == [1, 2, 3]
     assert len(tries) == 1  # and it is not asked for in every step
     assert "no such folder" in caplog.text
     alone.queueing._retry_s = 0.0

@@ -239,3 +239,17 @@ def test_it_is_told_when_messages_left_and_came(receiver: Receiver) -> None:
     end.exchange(Key(9, 0, 0), Exchange({1: random(8)}, {}))
     end.until(2)
     assert told == []
+
+
+def test_what_comes_while_nobody_reads_does_not_hold_its_sender_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near, _ = server.accept()
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    end = End(0, {1: near}, early_bytes=1 << 20)
+    far.settimeout(5.0)
+    try:
+        far.sendall(bytes(1 << 20))  # a window that nobody asked for is 64 KiB
+    finally:
+        end.close()
+        far.close()
