@@ -21,7 +21,7 @@ class Wanted:
     """What an optimizer asks of its engine.
 
     Attributes:
-        usual: The paper's compressor and exchange, unless the user names a compressor.
+        usual: The paper's compressor and exchange, unless the user names another compressor.
         fixed: What follows from the optimizer's own arguments, whatever the user names.
         check: Raises ConfigError for settings with which it would be another algorithm.
     """
@@ -50,9 +50,9 @@ def configured(source: Source | None, wanted: Wanted) -> Config:
                     f"{section}.{key} = {said!r}: the optimizer's own arguments say that, and make "
                     f"it {value!r}; leave it out of the configuration"
                 )
-    named = "compressor" in own or "rules" in own
-    layers = [wanted.fixed, own] if named else [wanted.usual, own, wanted.fixed]
-    return load_config(_merged(layers))
+    papers = load_config(wanted.usual).compressor.name
+    other = "rules" in own or own.get("compressor", {}).get("name", papers) != papers
+    return load_config(_merged([wanted.fixed, own] if other else [wanted.usual, own, wanted.fixed]))
 
 
 def compressors_of(config: Config) -> set[str]:

@@ -56,7 +56,7 @@ class EF21(CompressedOptimizer):
         group: dist.ProcessGroup | None = None,
         foreach: bool = True,
     ) -> None:
-        wanted = Wanted({"compressor": "topk"}, {"feedback": {"kind": "ef21"}})
+        wanted = Wanted({"compressor": {"name": "topk"}}, {"feedback": {"kind": "ef21"}})
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, wanted, config=config, group=group, foreach=foreach)
 

@@ -56,7 +56,7 @@ class SignSGD(CompressedOptimizer):
         foreach: bool = True,
     ) -> None:
         # What is small votes, too: a mean of its gradients would be no sign.
-        wanted = Wanted({"compressor": "signsgd"}, {"dense_below": {"elems": 0}}, _check)
+        wanted = Wanted({"compressor": {"name": "signsgd"}}, {"dense_below": {"elems": 0}}, _check)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, wanted, config=config, group=group, foreach=foreach)
 
