@@ -29,6 +29,7 @@ from compressa.engine.sharing.shared_cell import FileCell, SharedCell, StoreCell
 from compressa.errors import TransportError
 
 PATIENCE_S = 10.0
+LONG_S = 10.0  # a job that sends for so long is not forgotten, however slow the machine is
 
 
 # --- cells --------------------------------------------------------------------------------------
@@ -195,16 +196,16 @@ def place(tmp_path: Path) -> Iterator[Callable[[], Place]]:
 
 def test_jobs_are_first_in_the_order_in_which_they_came(place: Callable[[], Place]) -> None:
     a, b, c = place(), place(), place()
-    a.queueing.join(1, 0.1)
+    a.queueing.join(1, LONG_S)
     assert until(lambda: a.turns == [1])
-    b.queueing.join(1, 0.1)
+    b.queueing.join(1, LONG_S)
     time.sleep(0.05)
-    c.queueing.join(1, 0.1)
+    c.queueing.join(1, LONG_S)
     time.sleep(0.05)
     assert not b.turns + c.turns
     a.queueing.leave()
     assert until(lambda: b.turns == [1])
-    a.queueing.join(2, 0.1)
+    a.queueing.join(2, LONG_S)
     time.sleep(0.05)
     assert not c.turns
     b.queueing.leave()
@@ -215,12 +216,12 @@ def test_jobs_are_first_in_the_order_in_which_they_came(place: Callable[[], Plac
 
 def test_who_leaves_before_its_turn_does_not_get_it(place: Callable[[], Place]) -> None:
     a, b = place(), place()
-    a.queueing.join(1, 0.1)
+    a.queueing.join(1, LONG_S)
     assert until(lambda: a.turns == [1])
-    b.queueing.join(1, 0.1)
+    b.queueing.join(1, LONG_S)
     b.queueing.leave()
     a.queueing.leave()
-    a.queueing.join(2, 0.1)
+    a.queueing.join(2, LONG_S)
     assert until(lambda: a.turns == [1, 2])
     assert not b.turns
 
