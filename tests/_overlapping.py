@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -55,8 +56,13 @@ def _train(
     max_norm: float | None = None,
     scaler: Any = None,
     spoil: Mapping[int, int] | None = None,
+    slow: int | None = None,
 ) -> None:
-    """The loop of a user's script; `spoil` names the rank whose loss is infinite, by step."""
+    """The loop of a user's script.
+
+    `spoil` names the rank whose loss is infinite, by step, and `slow` the one that does something
+    else before each optimizer step.
+    """
     rank = dist.get_rank()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for step in steps:
@@ -68,6 +74,8 @@ def _train(
                 if spoil and spoil.get(step) == rank:
                     loss = loss * float("inf")
                 (loss if scaler is None else scaler.scale(loss)).backward()
+        if slow == rank:
+            time.sleep(0.1)
         if scaler is not None:
             scaler.unscale_(optimizer)
         if max_norm is not None:

@@ -47,8 +47,9 @@ class OverlappedDataParallel(nn.Module):
         process_group: Who takes part; all ranks unless given.
         broadcast_buffers: Whether rank 0's buffers go to all before a forward pass.
         init_sync: Whether rank 0's parameters and buffers go to all now.
-        find_unused_parameters: Whether a backward pass may leave parameters out. Those that no rank
-            has reached are not updated.
+        find_unused_parameters: Whether a backward pass may leave parameters out. Their `p.grad` is
+            there when it ends, and is read as the mean over the ranks. Those that no rank has
+            reached are not updated.
         scaler: The `GradScaler`, if losses are scaled, so that residuals are kept unscaled.
         clip_each: Norm to which each parameter's gradient is cut, by itself, before its update.
         overlap: Whether steps are deferred; without, `optimizer.step()` waits, and the bits are the
@@ -289,6 +290,8 @@ class OverlappedDataParallel(nn.Module):
     def _gradients_read(self, tensors: Sequence[torch.Tensor]) -> None:
         """Guarded gradients are wanted."""
         wanted = set(map(id, tensors))
+        if self._reducer.placed(wanted):
+            self._reducer.complete()
         current = self._reducer.current.values()
         for gradient in [*current, *self._updates.due.values()]:
             if gradient.over or (wanted and id(gradient.values) not in wanted):

@@ -4,7 +4,9 @@ What backward has not reached leaves when the optimizer steps, or when a gradien
 the end of backward, which several of them may share, and which there may be several of within one
 (checkpointing that re-enters autograd). As with DistributedDataParallel, it is an error unless
 `find_unused_parameters` was asked for. Then zeros leave, and with them a flag for each parameter,
-as one more parameter of the engine's: a gradient that no rank has is put back to what it was.
+as one more parameter of the engine's: a gradient that no rank has is put back to what it was. They
+are in `p.grad` from the end of backward: who collects gradients, to clip or to unscale them, has
+the same ones on every rank.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 
 from compressa.engine.device_stream import Ticket
 from compressa.errors import CompressaError, StateError
@@ -23,6 +26,7 @@ from compressa.overlap.lazy_reads import guard, guard_class, release
 from compressa.overlap.memory import Memory, check_kind
 from compressa.parameters import as_real
 
+_NO_BACKWARD = -1
 USED = "compressa: used on this rank"
 """Name of the flags, which no parameter of a module can have."""
 
@@ -64,6 +68,8 @@ class Reducer:
         self._memory = Memory(parameters)
         self._expecting = False
         self._reached: set[str] = set()
+        self._placed: dict[str, Gradient] = {}  # what backward has not reached so far
+        self._backward = _NO_BACKWARD  # the last one whose end is waited for
         self._held: dict[str, torch.Tensor] = {}  # until what goes together is complete
         self._groups_of: Mapping[str, Sequence[int]] = {}  # of units that go together
         self._missing: dict[int, int] = {}  # by group, how many gradients
@@ -108,9 +114,17 @@ class Reducer:
             )
         reached = [float(name in self._reached) for name in self._parameters]
         for name in missing:
-            self._submit_missing(name)
+            self._place(name)
+            self._submit(self._placed.pop(name))
         if self._find_unused:
             self._submit_flags(reached)
+
+    def placed(self, tensors: Collection[int]) -> bool:
+        """Whether one of some tensors, by `id`, is of what backward has not reached so far.
+
+        None given means any.
+        """
+        return any(not tensors or id(g.values) in tensors for g in self._placed.values())
 
     @property
     def late(self) -> bool:
@@ -155,7 +169,7 @@ class Reducer:
         """Leave the parameters alone from now on."""
         for hook in self._hooks:
             hook.remove()
-        self.release(self.current.values())
+        self.release([*self.current.values(), *self._placed.values()])
 
     def _listen(self) -> list[Any]:
         # Parameters keep their hooks for ever; those must not keep all this.
@@ -182,8 +196,61 @@ class Reducer:
                 "use_reentrant=False where checkpoints share parameters"
             )
         self._reached.add(name)
+        if not self._expecting:
+            return
+        if self._find_unused:
+            self._take_back(name)
+            self._await_end()
+        self._submit(self._gradient(name, self._own(name, parameter)))
+
+    def _await_end(self) -> None:
+        """Have `p.grad` be there for all parameters when this backward ends."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            Variable._execution_engine.queue_callback(self._place_missing)
+
+    def _place_missing(self) -> None:
         if self._expecting:
-            self._submit(name, self._own(name, parameter))
+            for name in self._parameters:
+                if name not in self.current:
+                    self._place(name)
+
+    def _place(self, name: str) -> None:
+        """Have `p.grad` be what leaves of a parameter that backward has not reached."""
+        if name in self._placed:
+            return
+        parameter = self._parameters[name]
+        if name in self._reached:  # under no_sync()
+            gradient = self._gradient(name, self._own(name, parameter))
+        else:
+            before = parameter.grad
+            with torch._C.DisableTorchFunctionSubclass():
+                parameter.grad = self._memory.room(name, parameter).zero_()
+            gradient = self._gradient(name, parameter.grad, before, reached=False)
+        guard([gradient.values], self._guarded)
+        self._placed[name] = gradient
+
+    def _take_back(self, name: str) -> None:
+        """Another backward has reached a parameter after all, and has added to what was placed."""
+        placed = self._placed.pop(name, None)
+        if placed is None:
+            return
+        release([placed.values], torch.Tensor)
+        if placed.before is not None and placed.parameter.grad is placed.values:
+            with torch.no_grad():
+                placed.values.add_(placed.before)
+
+    def _gradient(
+        self,
+        name: str,
+        values: torch.Tensor,
+        before: torch.Tensor | None = None,
+        *,
+        reached: bool = True,
+    ) -> Gradient:
+        step = self._handle.next_step
+        return Gradient(self._parameters[name], name, step, values, before, reached)
 
     def _own(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """Have the gradient be in memory that no other tensor uses, and return it.
@@ -199,16 +266,6 @@ class Reducer:
         parameter.grad = self._memory.moved(name, gradient)
         return parameter.grad
 
-    def _submit_missing(self, name: str) -> None:
-        parameter = self._parameters[name]
-        if name in self._reached:  # under no_sync()
-            self._submit(name, self._own(name, parameter))
-            return
-        before = parameter.grad
-        with torch._C.DisableTorchFunctionSubclass():
-            parameter.grad = self._memory.room(name, parameter).zero_()
-        self._submit(name, parameter.grad, before, reached=False)
-
     def _submit_flags(self, reached: Sequence[float]) -> None:
         if self._held:  # in a unit with the flags
             self._send_held()
@@ -217,21 +274,21 @@ class Reducer:
         self._flags = flags, combined
         self._end()
 
-    def _submit(
-        self,
-        name: str,
-        values: torch.Tensor,
-        before: torch.Tensor | None = None,
-        *,
-        reached: bool = True,
-    ) -> None:
-        gradient = Gradient(self._parameters[name], name, self._handle.next_step, values, before)
-        gradient.reached = reached
-        first = not self.current
+    def _settle_flags(self) -> None:
+        """Wait for those of the last step, for which nobody may have waited."""
+        flags, self._flags = self._flags, None
+        if flags is not None:
+            self._handle.engine.wait([flags[1]])
+
+    def _submit(self, gradient: Gradient) -> None:
+        name, first = gradient.name, not self.current
+        if first:
+            self._settle_flags()
         self.current[name] = gradient
-        # The engine works on the same memory by another tensor, which nothing guards.
-        self._held[name] = as_real(values.detach())
-        guard([values], self._guarded)
+        with torch._C.DisableTorchFunctionSubclass():
+            # The engine works on the same memory by another tensor, which nothing guards.
+            self._held[name] = as_real(gradient.values.detach())
+        guard([gradient.values], self._guarded)
         # What completes nothing is of no use to the engine yet; the first begins the step.
         if first or self._completes(name):
             self._send_held()

@@ -253,6 +253,24 @@ def test_unused_parameters_are_left_as_ddp_leaves_them(two: Group) -> None:
         check(two.run(train_in_all_ways, config=settings(compressor), ddp=plain, **how), ddp=plain)
 
 
+def test_unused_parameters_are_cut_and_unscaled_on_the_ranks_that_do_not_use_them(
+    two: Group,
+) -> None:
+    how: dict[str, Any] = {"model": "branches", "options": {"find_unused_parameters": True}}
+    for compressor in ("none", "topk"):
+        config, plain = settings(compressor), compressor == "none"
+        for more in ({"scaled": True, "max_norm": 0.1}, {"accumulate": 2}):
+            check(two.run(train_in_all_ways, config=config, ddp=plain, **how, **more), ddp=plain)
+        # The norm's terms have a zero among them where DDP leaves None: it may round elsewhere.
+        check(two.run(train_in_all_ways, config=config, ddp=False, max_norm=0.1, **how), ddp=False)
+
+
+def test_a_rank_may_take_its_time_between_backward_and_step(two: Group) -> None:
+    """Nobody needs the flags of a step in which each rank reaches all; the next one waits."""
+    how: dict[str, Any] = {"options": {"find_unused_parameters": True}, "slow": 0}
+    check(two.run(train_in_all_ways, config=settings("none"), **how))
+
+
 def test_each_gradient_is_cut_alike_with_and_without_overlap(two: Group) -> None:
     how: dict[str, Any] = {"config": settings("int8"), "options": {"clip_each": 0.01}}
     check(two.run(train_in_all_ways, ddp=False, **how), ddp=False)
