@@ -273,6 +273,20 @@ def test_weights_of_stale_updates() -> None:
         assert values.tolist() == pytest.approx([50 * expected] * 3, rel=0.05), weighting
 
 
+def test_an_update_weighs_the_less_the_more_others_came_since_its_answer() -> None:
+    """One worker takes ten times as long as two that take turns."""
+    world = counting(3, Consistency(math.inf, weighting="staleness"))
+    begun = [1.0, 1.1, 1.6]
+
+    def step_s(worker: int) -> float:
+        return _first_apart(begun, worker) * (10.0 if worker == 0 else 1.0)
+
+    slow, *quick = Run(world, count, (5, 50, 50), step_s).values.tolist()
+    assert slow / 5 == pytest.approx(1 / 21, rel=0.1)  # the others have 10 each
+    usual = 0.9 / 2 + 0.1 / 3  # the other quick one has one, and one time in ten the slow one
+    assert [each / 50 for each in quick] == pytest.approx([usual] * 2, rel=0.05)
+
+
 def _first_apart(begun: list[float], worker: int) -> float:
     first, begun[worker] = begun[worker], 1.0
     return first

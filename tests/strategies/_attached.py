@@ -136,6 +136,37 @@ def meetings(*, config: Any, rates: list[float]) -> list[int]:
         return found
 
 
+def meetings_after_a_restart(
+    *, config: Any, rates: list[float], at: int, folder: str
+) -> list[list[int]]:
+    """Return when ranks met after `at` steps: in one go, and by who went on from a checkpoint."""
+    rank, model = dist.get_rank(), Regression()
+
+    def met(strategy: compressa.Strategy, first: int, last: int) -> list[int]:
+        found = []
+        for number in range(first, last):
+            strategy.optimizer.param_groups[0]["lr"] = rates[number]
+            before = strategy.handle.next_step
+            take_step(strategy, number)
+            if strategy.handle.next_step > before:
+                found.append(number)
+        return found
+
+    with compressa.attach(model, sgd(model), config) as strategy:
+        met(strategy, 0, at)
+        strategy.sync()
+        strategy.save(folder)
+        torch.save(strategy.optimizer.state_dict(), f"{folder}/{rank}.pt")
+        torch.save(model.state_dict(), f"{folder}/model-{rank}.pt")
+        found = [met(strategy, at, len(rates))]
+    model = Regression()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        strategy.optimizer.load_state_dict(torch.load(f"{folder}/{rank}.pt"))
+        model.load_state_dict(torch.load(f"{folder}/model-{rank}.pt"))
+        strategy.load(folder)
+        return [*found, met(strategy, at, len(rates))]
+
+
 def buffers(*, config: Any, steps: int) -> list[list[Any]]:
     """Return running means before and after the last meeting."""
     model = Normed()

@@ -17,6 +17,7 @@ from _attached import (
     left_without_sync,
     lost,
     meetings,
+    meetings_after_a_restart,
     moved,
     of_16_bits,
     opened_otherwise,
@@ -96,6 +97,23 @@ def test_h_follows_the_learning_rate_and_the_link(two: Group) -> None:
     found = same(two.run(meetings, config={"strategy": by_link}, rates=[0.1] * 30))
     assert found[:2] == [1, 2]  # nothing was measured before the first
     assert np.diff(found)[1:].min() > 1
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "post_local_sgd", "every": 3},
+        {"name": "local_sgd", "every": 2, "adapt": "rate", "rate_scale": 0.2, "longest": 5},
+    ],
+    ids=lambda strategy: strategy["name"],
+)
+def test_a_resumed_run_meets_when_it_would_have(
+    strategy: dict[str, Any], two: Group, tmp_path: Path
+) -> None:
+    how = {"rates": [0.1] * 6 + [0.05] * 16, "at": 9, "folder": str(tmp_path)}
+    found, again = same(two.run(meetings_after_a_restart, config={"strategy": strategy}, **how))
+    assert found == again
+    assert set(np.diff(found)) == {3 if strategy["name"] == "post_local_sgd" else 5}
 
 
 def test_buffers_are_averaged_in_a_meeting(two: Group) -> None:

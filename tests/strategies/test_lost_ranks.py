@@ -23,6 +23,7 @@ import compressa
 from compressa.strategies.ad_psgd import PairAveraging
 from compressa.strategies.base import EngineStrategy
 from compressa.strategies.bounded import Stale
+from compressa.strategies.sgp import GradientPush
 
 pytestmark = pytest.mark.ranks
 
@@ -113,8 +114,10 @@ def go_on_without(
                     die()
                 strategy.sync()
             losses.append(on(rank, net))
+        weights = [strategy.weight.item()] if isinstance(strategy, GradientPush) else []
         strategy.sync()
         result = {
+            "weights": weights,
             "values": values_of(net),
             "losses": [*losses, on(rank, net)],
             "group": size_of(strategy),
@@ -151,6 +154,9 @@ def survive(
         assert value["losses"][-1] < 0.5 * value["losses"][0], value["losses"]
         found.append(value)
     same([value["values"] for value in found])
+    if strategy["name"] == "sgp":  # what was pushed to who is lost went with it; the rest is whole
+        weights = [weight for value in found for weight in value["weights"]]
+        assert sum(weights) == pytest.approx(len(found), rel=1e-12)
     survivors = [group.processes[rank] for rank in range(ranks) if rank not in culprits]
     for process in survivors:
         process.leave()
