@@ -30,6 +30,8 @@ from _attached import (
 )
 from _ranks import Group, Pools, same, settings
 
+from compressa.tracing.reader import read
+
 pytestmark = pytest.mark.ranks
 
 READY = Path(__file__).parents[2] / "experiments" / "configs"
@@ -114,6 +116,25 @@ def test_a_resumed_run_meets_when_it_would_have(
     found, again = same(two.run(meetings_after_a_restart, config={"strategy": strategy}, **how))
     assert found == again
     assert set(np.diff(found)) == {3 if strategy["name"] == "post_local_sgd" else 5}
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "diloco", "easgd", "gossip", "sgp"])
+def test_a_trace_shows_each_meeting(strategy: str, two: Group, tmp_path: Path) -> None:
+    config = {
+        "strategy": {"name": strategy, "every": 2},
+        "compressor": "int8",
+        "feedback": {"kind": "none"} if strategy == "easgd" else {},
+        "dense_below": {"elems": 0},
+        "trace": {"path": str(tmp_path / "t.json")},
+    }
+    two.run(history, config=config, steps=6)
+    for rank in (0, 1):
+        trace = read(tmp_path / f"t-rank{rank}.json")
+        stages = {
+            step: {span.stage for span in trace.spans if span.step == step} for step in (0, 1, 2)
+        }
+        for found in stages.values():
+            assert {"compress", "wire", "decompress"} <= found
 
 
 def test_buffers_are_averaged_in_a_meeting(two: Group) -> None:
