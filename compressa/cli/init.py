@@ -124,7 +124,10 @@ def _costs(link: str) -> Costs:
 
     if Path(link).is_file():
         return read(link, "--link: ").costs
-    spec = LinkSpec.parse(link)
+    try:
+        spec = LinkSpec.parse(link)
+    except ConfigError as error:
+        raise ConfigError(f"--link: there is no file {link!r}, and {error}") from None
     if spec.rate_bits_per_s is None:
         raise ConfigError('--link: give a rate such as "10gbit", or a file of `compressa link`')
     byte_s = 1 / data_bytes_per_s(spec.rate_bits_per_s)

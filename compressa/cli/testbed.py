@@ -66,9 +66,11 @@ def down(
     Example: compressa testbed down --all
     """
     _report_swept(sweep_testbeds())
-    persistent = [bed.name for bed in list_testbeds() if bed.owner_pid is None]
+    up = list_testbeds()
+    persistent = [bed.name for bed in up if bed.owner_pid is None]
     if name is None and not persistent:
-        typer.echo("No testbed is up.")
+        owned = [f"{bed.name} goes with pid {bed.owner_pid}" for bed in up]
+        typer.echo("; ".join(["No testbed is up" + " that stays" * bool(owned), *owned]) + ".")
         return
     for one in persistent if all_ else [name]:
         typer.echo(f"Testbed {stop_testbed(one)} is down.")

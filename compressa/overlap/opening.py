@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from compressa.config import Config, Source
 from compressa.engine.start.process_groups import group_or_world
@@ -63,7 +64,7 @@ def open_overlap(
         policy=_POLICY,
         strategies=["overlapped"],
         exact={USED: len(named)} if options.find_unused_parameters else {},
-        check=partial(_check, optimizer),
+        check=partial(_check, module, optimizer),
     )
     with handle.closed_on_error():
         told = {**asdict(options), **_described(optimizer, named)}
@@ -78,8 +79,10 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in trained_parameters(module).items() if p.numel()}
 
 
-def _check(optimizer: torch.optim.Optimizer, config: Config) -> None:
+def _check(module: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
     fault = fault_of(optimizer)
+    if isinstance(module, DistributedDataParallel):
+        fault = f"a DistributedDataParallel averages gradients already; give {_CALLER} its module"
     if not fault and config.engine.recover:
         fault = (
             f"engine.recover = true, but {_CALLER} can not take back a step whose updates are "

@@ -145,6 +145,7 @@ class PairAveraging(Surviving, Strategy):
 
     def close(self) -> None:
         """Answer until all ranks close, for `exchange.deadline_s` at most, and end all threads."""
+        super().close()
         try:
             self._surviving(self._say_goodbye, again=True)
         finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -55,11 +57,14 @@ class Strategy(ABC):
     """
 
     serves = False
+    _meets_in_step = True  # so that the optimizer's own step would leave the others out
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         self.model = model
         self.optimizer = optimizer
         self._scaler = scaler
+        self._stepping = False
+        self._taken_over = optimizer.register_step_pre_hook(_refusing(self))
 
     def __enter__(self) -> Self:
         """Return the strategy."""
@@ -119,9 +124,9 @@ class Strategy(ABC):
     def stats(self) -> Stats:
         """Return what was measured on this rank; a step in it is a meeting."""
 
-    @abstractmethod
     def close(self) -> None:
         """End all threads; the model and the optimizer stay."""
+        self._taken_over.remove()
 
     def serve(self) -> None:
         """Keep values until all who train have closed. The whole life of a rank that `serves`.
@@ -133,11 +138,30 @@ class Strategy(ABC):
         raise StateError("strategy.serve: this rank trains; call step")
 
     def _step_optimizer(self) -> None:
-        if self._scaler is None:
-            self.optimizer.step()
-        else:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
+        self._stepping = True
+        try:
+            if self._scaler is None:
+                self.optimizer.step()
+            else:
+                self._scaler.step(self.optimizer)
+                self._scaler.update()
+        finally:
+            self._stepping = False
+
+
+def _refusing(strategy: Strategy) -> Callable[..., None]:
+    """Return what is called before each step of the optimizer; it does not keep the strategy."""
+    own = weakref.ref(strategy)
+
+    def refuse(*_: Any) -> None:
+        strategy = own()
+        if strategy is not None and strategy._meets_in_step and not strategy._stepping:
+            raise StateError(
+                "optimizer.step() was called in place of strategy.step(): this rank would train by "
+                "itself, and never meet the others; close the strategy first if that is meant"
+            )
+
+    return refuse
 
 
 class EngineStrategy(Strategy):
@@ -181,4 +205,5 @@ class EngineStrategy(Strategy):
 
     def close(self) -> None:
         """End all threads; the model and the optimizer stay."""
+        super().close()
         self.handle.close()

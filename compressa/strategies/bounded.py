@@ -145,6 +145,7 @@ class Stale(Surviving, Strategy):
 
     def close(self) -> None:
         """Send what was not sent, wait until all ranks close, and end all threads."""
+        super().close()
         self._surviving(self._say_goodbye, again=True)
 
     def _say_goodbye(self) -> None:
@@ -221,6 +222,7 @@ class Serving(Strategy):
 
     def close(self) -> None:
         """End all threads; ranks that train lose their server."""
+        super().close()
         self._server.close()
 
     def _refusal(self, call: str) -> StateError:

@@ -15,6 +15,8 @@ from compressa.strategies.base import EngineStrategy, Strategy, Training
 class EveryStep(EngineStrategy):
     """A wrapped model has its gradients averaged by the time the optimizer steps."""
 
+    _meets_in_step = False
+
     def step(self) -> None:
         """Take a step of the optimizer."""
         self._step_optimizer()

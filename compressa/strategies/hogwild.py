@@ -29,6 +29,8 @@ _ALIGNED = 64
 class SharedUpdates(EngineStrategy):
     """See the module."""
 
+    _meets_in_step = False
+
     def step(self) -> None:
         """Take a step of the optimizer, on what all ranks read."""
         self._step_optimizer()

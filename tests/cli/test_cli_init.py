@@ -127,6 +127,7 @@ def test_a_measured_link_is_named_in_the_file(tmp_path: Path) -> None:
         (SMALL[:2] + SMALL[4:], "--ranks is needed"),
         (SMALL[:4], "--parameters is needed"),
         (["--link", "fast", *SMALL[2:]], '"fast" is not a link'),
+        (["--link", "gone.json", *SMALL[2:]], "there is no file 'gone.json'"),
         (["--link", "unshaped", *SMALL[2:]], "--link: give a rate"),
         ([*SMALL[:4], "--parameters", "many"], '--parameters: give a number such as "4.3M"'),
         ([*SMALL, "--model", "a:b"], "--parameters and --model: give one of them"),

@@ -343,6 +343,9 @@ def refused(*, config: Any, kind: str = "sharded") -> None:
         net = FullyShardedDataParallel(Block(18, 45), device_id=torch.device("cpu"))
     elif kind == "replicated":
         net = replicate(Block(18, 45))
+    elif kind == "in part":
+        net = nn.Sequential(Block(18, 45), Block(18, 45))
+        fully_shard(net[0], mesh=mesh_of(False))
     elif kind == "replicated by FSDP":
         net = replicate_with_fsdp.replicate(Block(18, 45), mesh=mesh_of(False))
     elif kind != "plain":

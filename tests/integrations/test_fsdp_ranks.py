@@ -191,6 +191,7 @@ def test_residuals_keep_their_share_of_the_mean_when_the_number_of_ranks_changes
     ("kind", "config", "error", "said"),
     [
         ("plain", INT8, "StateError", "fully_shard"),
+        ("in part", INT8, "StateError", "after the last fully_shard"),
         ("ddp", INT8, "StateError", "register_comm_hook"),
         ("fsdp1", INT8, "StateError", "compressa.comm_hook"),
         ("replicated", INT8, "StateError", "DistributedDataParallel"),

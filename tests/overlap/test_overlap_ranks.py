@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from _overlapping import _train, optimizer_of, overlapped, train_in_all_ways
+from _overlapping import _train, around_ddp, optimizer_of, overlapped, train_in_all_ways
 from _rank_models import build, loss_of
 from _ranks import Group, Pools, same, settings
 from _training import digest, registered, state_digest
@@ -269,6 +269,11 @@ def test_a_rank_may_take_its_time_between_backward_and_step(two: Group) -> None:
     """Nobody needs the flags of a step in which each rank reaches all; the next one waits."""
     how: dict[str, Any] = {"options": {"find_unused_parameters": True}, "slow": 0}
     check(two.run(train_in_all_ways, config=settings("none"), **how))
+
+
+def test_a_model_that_averages_already_is_refused(two: Group) -> None:
+    for said in two.refused(around_ddp, "StateError", config=settings("none")):
+        assert "give OverlappedDataParallel its module" in said
 
 
 def test_each_gradient_is_cut_alike_with_and_without_overlap(two: Group) -> None:

@@ -167,6 +167,21 @@ def meetings_after_a_restart(
         return [*found, met(strategy, at, len(rates))]
 
 
+def step_by_itself(*, config: Any) -> str:
+    """Call the optimizer's own step, while attached and afterwards; return what it says."""
+    model = Regression()
+    optimizer = sgd(model)
+    with compressa.attach(model, optimizer, config) as strategy:
+        take_step(strategy, 0)
+        try:
+            optimizer.step()
+        except compressa.StateError as error:
+            said = str(error)
+        strategy.sync()
+    optimizer.step()
+    return said
+
+
 def buffers(*, config: Any, steps: int) -> list[list[Any]]:
     """Return running means before and after the last meeting."""
     model = Normed()

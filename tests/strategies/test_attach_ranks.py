@@ -26,6 +26,7 @@ from _attached import (
     saved_apart,
     saved_before_a_meeting,
     scaled,
+    step_by_itself,
     switched,
 )
 from _ranks import Group, Pools, same, settings
@@ -116,6 +117,14 @@ def test_a_resumed_run_meets_when_it_would_have(
     found, again = same(two.run(meetings_after_a_restart, config={"strategy": strategy}, **how))
     assert found == again
     assert set(np.diff(found)) == {3 if strategy["name"] == "post_local_sgd" else 5}
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "gossip", "ad_psgd", "async", "central"])
+def test_the_optimizers_own_step_is_refused_until_the_strategy_is_closed(
+    strategy: str, two: Group
+) -> None:
+    for said in two.run(step_by_itself, config={"strategy": strategy}):
+        assert "in place of strategy.step()" in said
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "diloco", "easgd", "gossip", "sgp"])

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from compressa.cli import testbed as testbed_cli
 from compressa.errors import ConfigError, StateError
+from compressa.testbed import open_testbed
 from compressa.testbed._records import directory, read_records
 
 KINDS = ["loopback", pytest.param("netns", marks=MARKS)]
@@ -64,6 +65,12 @@ def test_several_testbeds_are_told_apart() -> None:
         said = run("down", "--all").stdout
     assert said.split("\n")[:2] == ["Testbed one is down.", "Testbed two is down."]
     assert "No testbed is up." in run("down").stdout
+
+
+def test_what_goes_with_its_program_is_not_taken_down() -> None:
+    with open_testbed(2, "unshaped", "loopback", self_check=False) as bed:
+        said = run("down").stdout
+        assert said == f"No testbed is up that stays; {bed.name} goes with pid {os.getpid()}.\n"
 
 
 def test_wrong_words_are_refused() -> None:

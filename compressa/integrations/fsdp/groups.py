@@ -19,6 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultReduceScatter,
 )
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.tensor import DTensor
 
 from compressa.config.roles import parameter_infos
 from compressa.errors import BackendUnavailable, StateError
@@ -109,6 +110,7 @@ def sharding_of(model: nn.Module) -> Sharding:
     for owner, inner in owners:
         _check(inner)
         owner.reshard()  # a pass without training may have left parameters whole
+    _check_rest(module)
     first = owners[0][1]
     info = first.mesh_info
     if any(inner.mesh_info.shard_process_group != info.shard_process_group for _, inner in owners):
@@ -155,6 +157,20 @@ def _sharded_modules(module: nn.Module) -> list[Any]:
             "DistributedDataParallel and compressa.register_comm_hook"
         )
     return found
+
+
+def _check_rest(module: nn.Module) -> None:
+    """Refuse a model of which a part is trained that no group has, but what FSDP2 was to ignore."""
+    if isinstance(module, FSDPModule):
+        return
+    parameters = module.named_parameters()
+    rest = [name for name, p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    if rest:
+        raise StateError(
+            f"{CALLER}: {rest[0]!r} and {len(rest) - 1} other parameters are not sharded, and "
+            "would be neither averaged nor compressed; call "
+            f"torch.distributed.fsdp.fully_shard(model), and {CALLER} after the last fully_shard"
+        )
 
 
 def _check(inner: Any) -> None:
