@@ -206,9 +206,17 @@ class Reducer:
     def _await_end(self) -> None:
         """Have `p.grad` be there for all parameters when this backward ends."""
         backward = torch._C._current_graph_task_id()
-        if backward != self._backward:
-            self._backward = backward
-            Variable._execution_engine.queue_callback(self._place_missing)
+        if backward == self._backward:
+            return
+        self._backward = backward
+        reducer = weakref.ref(self)  # autograd may keep what it calls until the next backward
+
+        def place() -> None:
+            own = reducer()
+            if own is not None:
+                own._place_missing()
+
+        Variable._execution_engine.queue_callback(place)
 
     def _place_missing(self) -> None:
         if self._expecting:
