@@ -33,6 +33,7 @@ class Gradient:
             enqueued.
         settings: With which hyper-parameters its update is due; None while none is.
         over: Whether it was waited for and, if an update was due, that is done.
+        cleared: What `parameter.grad` was set to when it was cleared while the update was due.
     """
 
     parameter: torch.nn.Parameter
@@ -44,6 +45,7 @@ class Gradient:
     combined: Ticket = field(init=False)
     settings: Settings | None = None
     over: bool = False
+    cleared: torch.Tensor | None = None
 
 
 def come(combined: Ticket) -> bool:

@@ -69,7 +69,8 @@ class Steps:
             for gradient in self.updates.due.values():
                 parameter = gradient.parameter
                 if parameter.grad is gradient.values:
-                    parameter.grad = None if set_to_none else torch.zeros_like(gradient.values)
+                    gradient.cleared = None if set_to_none else torch.zeros_like(gradient.values)
+                    parameter.grad = gradient.cleared
 
     def close(self) -> None:
         """Give the optimizer back; what is due is given up."""

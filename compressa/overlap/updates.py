@@ -144,10 +144,7 @@ class Updates:
             assert settings is not None
             del self.due[id(parameter)]
             values = gradient.before if gradient in unreached else gradient.values
-            # If the user has cleared it since, it stays so.
-            shown.append(
-                (parameter, values if parameter.grad is gradient.values else parameter.grad)
-            )
+            shown.append((parameter, _shown(gradient, values)))
             parameter.grad = values
             if values is not None:
                 shares.append((parameter, settings))
@@ -190,3 +187,12 @@ class Updates:
             if torch._C._len_torch_dispatch_stack():
                 stack.enter_context(_disable_current_modes())
             yield
+
+
+def _shown(gradient: Gradient, values: torch.Tensor | None) -> torch.Tensor | None:
+    """Return what `p.grad` is after an update with some values, or without an update."""
+    now = gradient.parameter.grad
+    if now is gradient.values:
+        return values
+    # If the user has cleared it since, it stays so; where no rank had any, nothing was cleared.
+    return None if values is None and now is gradient.cleared else now

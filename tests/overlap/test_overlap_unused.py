@@ -69,6 +69,22 @@ def test_a_second_backward_that_reaches_the_rest_adds_to_what_was_there() -> Non
                 model.flush()
 
 
+def test_to_clear_what_no_rank_has_leaves_nothing_whenever_it_is_done() -> None:
+    for flushed in (False, True):
+        net, optimizer, options = made()
+        with held(net, optimizer, **options) as (model, _):
+            for _ in range(2):
+                optimizer.zero_grad(set_to_none=True)
+                model(INPUTS)[0].backward()
+                optimizer.step()
+                if flushed:
+                    model.flush()
+                optimizer.zero_grad(set_to_none=False)
+                model.flush()
+                assert net.other.weight.grad is None
+                assert torch.count_nonzero(net.one.weight.grad) == 0
+
+
 def test_what_a_checkpoint_enters_again_is_not_taken_for_unused() -> None:
     class Entering(nn.Module):
         def __init__(self) -> None:
