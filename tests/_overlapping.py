@@ -53,6 +53,7 @@ def _train(
     steps: range,
     *,
     accumulate: int = 1,
+    apart: bool = True,
     max_norm: float | None = None,
     scaler: Any = None,
     spoil: Mapping[int, int] | None = None,
@@ -60,7 +61,8 @@ def _train(
 ) -> None:
     """The loop of a user's script.
 
-    `spoil` names the rank whose loss is infinite, by step, and `slow` the one that does something
+    With `apart`, all but the last of the gradients that add up are not combined before. `spoil`
+    names the rank whose loss is infinite, by step, and `slow` the one that does something
     else before each optimizer step.
     """
     rank = dist.get_rank()
@@ -68,8 +70,8 @@ def _train(
     for step in steps:
         optimizer.zero_grad()
         for micro in range(accumulate):
-            last = micro == accumulate - 1
-            with contextlib.nullcontext() if last else model.no_sync():
+            synced = not apart or micro == accumulate - 1
+            with contextlib.nullcontext() if synced else model.no_sync():
                 loss = loss_of(model, rank, step * accumulate + micro, torch.float32) / accumulate
                 if spoil and spoil.get(step) == rank:
                     loss = loss * float("inf")

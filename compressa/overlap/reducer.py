@@ -3,10 +3,10 @@
 What backward has not reached leaves when the optimizer steps, or when a gradient is read: not at
 the end of backward, which several of them may share, and which there may be several of within one
 (checkpointing that re-enters autograd). As with DistributedDataParallel, it is an error unless
-`find_unused_parameters` was asked for. Then zeros leave, and with them a flag for each parameter,
-as one more parameter of the engine's: a gradient that no rank has is put back to what it was. They
-are in `p.grad` from the end of backward: who collects gradients, to clip or to unscale them, has
-the same ones on every rank.
+`find_unused_parameters` was asked for. Then what was there leaves, or zeros, and with it a flag for
+each parameter, as one more parameter of the engine's: a gradient that no rank has is put back to
+what it was. What leaves is in `p.grad` from the end of backward: who collects gradients, to clip or
+to unscale them, has the same ones on every rank.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ class Reducer:
         else:
             before = parameter.grad
             with torch._C.DisableTorchFunctionSubclass():
-                parameter.grad = self._memory.room(name, parameter).zero_()
+                room = self._memory.room(name, parameter)
+                parameter.grad = room.zero_() if before is None else room.copy_(before)
             gradient = self._gradient(name, parameter.grad, before, reached=False)
         guard([gradient.values], self._guarded)
         self._placed[name] = gradient
@@ -242,12 +243,8 @@ class Reducer:
     def _take_back(self, name: str) -> None:
         """Another backward has reached a parameter after all, and has added to what was placed."""
         placed = self._placed.pop(name, None)
-        if placed is None:
-            return
-        release([placed.values], torch.Tensor)
-        if placed.before is not None and placed.parameter.grad is placed.values:
-            with torch.no_grad():
-                placed.values.add_(placed.before)
+        if placed is not None:
+            release([placed.values], torch.Tensor)
 
     def _gradient(
         self,

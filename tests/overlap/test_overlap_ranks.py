@@ -272,7 +272,8 @@ def test_unused_parameters_are_cut_and_unscaled_on_the_ranks_that_do_not_use_the
     how: dict[str, Any] = {"model": "branches", "options": {"find_unused_parameters": True}}
     for compressor in ("none", "topk"):
         config, plain = settings(compressor), compressor == "none"
-        for more in ({"scaled": True, "max_norm": 0.1}, {"accumulate": 2}):
+        summed = {"accumulate": 2, "apart": False}
+        for more in ({"scaled": True, "max_norm": 0.1}, {"accumulate": 2}, summed):
             check(two.run(train_in_all_ways, config=config, ddp=plain, **how, **more), ddp=plain)
         # The norm's terms have a zero among them where DDP leaves None: it may round elsewhere.
         check(two.run(train_in_all_ways, config=config, ddp=False, max_norm=0.1, **how), ddp=False)
