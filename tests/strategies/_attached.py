@@ -126,14 +126,20 @@ def meetings(*, config: Any, rates: list[float]) -> list[int]:
     """Return after which steps ranks met, with learning rates of one's own."""
     model = Regression()
     with compressa.attach(model, sgd(model), config) as strategy:
-        found = []
-        for number, rate in enumerate(rates, 1):
-            strategy.optimizer.param_groups[0]["lr"] = rate
-            before = strategy.handle.next_step
-            take_step(strategy, number)
-            if strategy.handle.next_step > before:
-                found.append(number)
-        return found
+        return met(strategy, rates, 1)
+
+
+def met(strategy: compressa.Strategy, rates: list[float], first: int) -> list[int]:
+    """Take a step with each rate, numbered from `first`; return after which ranks met."""
+    assert isinstance(strategy, EngineStrategy)
+    found = []
+    for number, rate in enumerate(rates, first):
+        strategy.optimizer.param_groups[0]["lr"] = rate
+        before = strategy.handle.next_step
+        take_step(strategy, number)
+        if strategy.handle.next_step > before:
+            found.append(number)
+    return found
 
 
 def meetings_after_a_restart(
@@ -141,30 +147,19 @@ def meetings_after_a_restart(
 ) -> list[list[int]]:
     """Return when ranks met after `at` steps: in one go, and by who went on from a checkpoint."""
     rank, model = dist.get_rank(), Regression()
-
-    def met(strategy: compressa.Strategy, first: int, last: int) -> list[int]:
-        found = []
-        for number in range(first, last):
-            strategy.optimizer.param_groups[0]["lr"] = rates[number]
-            before = strategy.handle.next_step
-            take_step(strategy, number)
-            if strategy.handle.next_step > before:
-                found.append(number)
-        return found
-
     with compressa.attach(model, sgd(model), config) as strategy:
-        met(strategy, 0, at)
+        met(strategy, rates[:at], 0)
         strategy.sync()
         strategy.save(folder)
         torch.save(strategy.optimizer.state_dict(), f"{folder}/{rank}.pt")
         torch.save(model.state_dict(), f"{folder}/model-{rank}.pt")
-        found = [met(strategy, at, len(rates))]
+        found = [met(strategy, rates[at:], at)]
     model = Regression()
     with compressa.attach(model, sgd(model), config) as strategy:
         strategy.optimizer.load_state_dict(torch.load(f"{folder}/{rank}.pt"))
         model.load_state_dict(torch.load(f"{folder}/model-{rank}.pt"))
         strategy.load(folder)
-        return [*found, met(strategy, at, len(rates))]
+        return [*found, met(strategy, rates[at:], at)]
 
 
 def step_by_itself(*, config: Any) -> str:

@@ -170,7 +170,7 @@ def test_a_paced_sender_never_exceeds_the_rate() -> None:
     begin_s = time.monotonic()
     for _ in range(20):
         pacer.wait(10_000)
-    assert time.monotonic() - begin_s >= 0.02
+    assert 0.02 <= time.monotonic() - begin_s < 0.2
 
 
 def test_an_idle_sender_saves_nothing_up() -> None:
