@@ -37,7 +37,7 @@ def host_store(*, address: str) -> int:
 def join(*, rank: int, size: int, address: str, port: int) -> None:
     """Join the default process group."""
     torch.set_num_threads(1)
-    store = _stores[0] if rank == 0 else dist.TCPStore(address, port, is_master=False)
+    store = _stores[0] if _stores else dist.TCPStore(address, port, is_master=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )

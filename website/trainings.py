@@ -18,7 +18,18 @@ from lab.plots import Bars, Panel, panels, step_bars
 from lab.records import BASELINES, CELLS_FILE, DDP_FLOAT32, TrainRecord, read
 from lab.table import COLUMNS, MISSING, lines
 
-FOLDERS = ("full", "demo", "strategies", "far", "far_gpt", "slow_host", "optim", "long")
+FOLDERS = (
+    "full",
+    "demo",
+    "strategies",
+    "near",
+    "near_gpt",
+    "far",
+    "far_gpt",
+    "slow_host",
+    "optim",
+    "long",
+)
 
 _PARTS = {"compute": "s0", "codec": "s2", "exposed communication": "s3"}
 _TITLES = (

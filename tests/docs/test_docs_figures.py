@@ -42,7 +42,7 @@ def test_the_figures_of_strategies_are_those_of_their_file() -> None:
         assert f"{row} {seconds} |" in STRATEGIES
 
 
-@pytest.mark.parametrize("plan", ["slow_host", "far"])
+@pytest.mark.parametrize("plan", ["slow_host", "near", "far"])
 def test_the_times_to_quality_are_those_of_their_file(plan: str) -> None:
     for cell in (cell for cell in cells(plan) if cell["link"] is not None):
         right, sent = 100 * cell["metrics"]["accuracy"], cell["sent_bytes"] / 1e6
@@ -52,8 +52,16 @@ def test_the_times_to_quality_are_those_of_their_file(plan: str) -> None:
         assert row in STRATEGIES, row
 
 
-def test_the_times_of_a_gpt_far_apart_are_those_of_their_file() -> None:
-    found = cells("far_gpt")
+def test_the_losses_of_digits_nearby_are_those_of_their_file() -> None:
+    found = {c["compressor"]: c["metrics"]["loss"] for c in cells("near")}
+    apart = found.pop("diloco-int4")
+    said = f"the loss ends at {apart:.2f}, that of the others at {min(found.values()):.2f} to"
+    assert f"{said} {max(found.values()):.2f}" in re.sub(r"\s+", " ", STRATEGIES)
+
+
+@pytest.mark.parametrize("plan", ["near_gpt", "far_gpt"])
+def test_the_times_of_a_gpt_are_those_of_their_file(plan: str) -> None:
+    found = cells(plan)
     step_s = {cell["compressor"]: cell["step_s"] for cell in found if "step_s" in cell}
     trained = [cell for cell in found if "curve" in cell]
     (due,) = (c["metrics"]["loss"] for c in trained if c["compressor"] == "ddp-float32")

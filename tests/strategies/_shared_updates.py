@@ -73,6 +73,35 @@ def sparse(*, steps: int) -> float:
         return float(error.detach() / truth.square().mean())
 
 
+def separable(*, elems: int, steps: int, rate: float) -> list[float]:
+    """Minimise f(x) = 1/2 |x - a|^2 from 0, where each a_i is 1 or -1, an element of it in a step.
+
+    Args:
+        elems: Of x.
+        steps: Of each rank.
+        rate: By which a step follows `elems` times the gradient of its term of f.
+
+    Returns:
+        f at first and in the end.
+    """
+    wanted = torch.ones(elems)
+    wanted[::2] = -1.0
+    drawn = torch.Generator().manual_seed(dist.get_rank())
+    model = nn.EmbeddingBag(elems, 1, mode="sum", sparse=True)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    found = [float((model.weight[:, 0] - wanted).square().sum().detach() / 2)]
+    with compressa.attach(model, optimizer, HOGWILD) as strategy:
+        for _ in range(steps):
+            place = torch.randint(elems, (1, 1), generator=drawn)
+            optimizer.zero_grad()
+            (elems / 2 * (strategy.model(place)[0, 0] - wanted[place[0, 0]]).square()).backward()
+            strategy.step()
+        strategy.sync()
+        found.append(float((model.weight[:, 0] - wanted).square().sum().detach() / 2))
+    return found
+
+
 def lost_and_left() -> list[Any]:
     """Have rank 1 end; return what the other is told, and how many such memories it has open."""
     model = Regression()

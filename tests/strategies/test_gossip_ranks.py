@@ -85,9 +85,10 @@ def test_between_two_syncs_there_is_nothing_to_save(two: Group, tmp_path: Path) 
     assert "call strategy.sync() first" in same(said)
 
 
-def test_a_lost_rank_is_named(pools: Pools) -> None:
+@pytest.mark.parametrize("name", ["gossip", "sgp"])
+def test_a_lost_rank_is_named(name: str, pools: Pools) -> None:
     group = pools.fresh(4)
-    config = settings("int8", strategy="gossip", exchange={"silence_s": 5.0})
+    config = settings("int8", strategy=name, exchange={"silence_s": 5.0})
     outcomes = group.outcomes(lost, config=config, step=4)
     group.end()
     for outcome in outcomes:

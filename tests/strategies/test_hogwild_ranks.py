@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from _ranks import Group, Pools, same
-from _shared_updates import in_turns, lost_and_left, other_dtypes, sparse
+from _shared_updates import in_turns, lost_and_left, other_dtypes, separable, sparse
 
 pytestmark = pytest.mark.ranks
 
@@ -27,6 +28,22 @@ def test_tensors_of_any_kind_are_shared(two: Group) -> None:
 
 def test_sparse_updates_at_the_same_time_converge(four: Group) -> None:
     assert max(four.run(sparse, steps=1500)) < 0.05
+
+
+def test_it_takes_no_more_steps_than_the_theorem_says(two: Group) -> None:
+    """Niu et al. (2011), Proposition 4.1, of one element in a step of n, and so c = L = Omega = 1,
+    M = n, and Delta = rho = 1 / n; with tau = 4 updates of the other rank between a rank's reading
+    and its writing.
+    """
+    n, tau, share, due = 16, 4, 0.99, 2.0
+    rho = delta = 1 / n
+    late = 6 * tau * rho
+    rate = share * due / (2 * n**2 * (1 + late + 4 * tau**2 * delta**0.5))
+    first = n / 2
+    steps = 2 * n**2 * (1 + late + 6 * tau**2 * delta**0.5) * math.log(n / due) / (share * due)
+    found = same(two.run(separable, elems=n, steps=math.ceil(steps / 2), rate=rate))
+    assert found[0] == first
+    assert found[1] <= due
 
 
 def test_a_lost_rank_is_named_and_nothing_is_left(pools: Pools) -> None:

@@ -142,6 +142,81 @@ def test_ranks_come_to_the_mean(size: int, codec: Codec) -> None:
         np.testing.assert_allclose(values[0], mean, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [3, 6])
+@pytest.mark.parametrize("graph", ["ring", "complete"])
+def test_pairs_mix_as_quickly_as_the_theorem_says(graph: str, size: int) -> None:
+    """Boyd et al., "Randomized gossip algorithms" (2006): the expected squared distance from the
+    mean shrinks with each pair by the second largest eigenvalue of E[W] at least.
+    """
+    meetings, edges = 12, pairs_of(GRAPHS[graph](size))
+    asked: dict[int, list[int]] = {}
+    for a, p in edges:
+        asked.setdefault(a, []).append(p)
+    mixing = np.eye(size)
+    for a, p in edges:
+        apart = np.eye(size)[a] - np.eye(size)[p]
+        mixing -= np.outer(apart, apart) / (2 * len(asked) * len(asked[a]))
+    shrinks = float(np.sort(np.linalg.eigvalsh(mixing))[-2])
+    left = np.zeros(meetings)
+    for seed in range(200):
+        rng, made = random.Random(seed), torch.Generator().manual_seed(seed)
+        world = PairWorld(Loopback(size), graph, NoCompression(), elems=1)
+        for values in world.values:
+            values[0].copy_(torch.randn(1, generator=made))
+        began = variance(world)
+        for meeting in range(meetings):
+            world.pairs[rng.choice([*asked])].ask()
+            world.clock.run()
+            left[meeting] += variance(world) / began / 200
+    assert (left <= shrinks ** np.arange(1, meetings + 1)).all(), (left, shrinks)
+
+
+def variance(world: PairWorld) -> float:
+    return float(torch.cat([values[0] for values in world.values]).var(correction=0))
+
+
+def squared_gradients(seed: int, codec: Codec, steps: int) -> list[float]:
+    """Four ranks minimise the mean of 1/2 |x - w_i|^2, with noise as large as what is learned.
+
+    Returns:
+        For each step of any rank, the squared gradient at the mean of all ranks.
+    """
+    found, size, rng = [], 4, random.Random(seed)
+    made = torch.Generator().manual_seed(seed)
+    world = PairWorld(delayed(rng, size), "complete", codec)
+    wanted = torch.randn(size, 6, generator=made)
+
+    def step(rank: int) -> None:
+        (own,) = world.own[rank]
+        own -= (own - wanted[rank] + torch.randn(6, generator=made)) / steps**0.5
+        world.step(rank)
+        found.append(float((world.total()[0] / size - wanted.double().mean(0)).square().sum()))
+        if world.steps[rank] < steps:
+            later(rank)
+
+    def later(rank: int) -> None:
+        world.clock.at(world.clock.now_s + rng.expovariate(1.0), lambda: step(rank))
+
+    for rank in range(size):
+        later(rank)
+    world.clock.run()
+    return found
+
+
+@pytest.mark.parametrize("codec", [NoCompression(), Int8()], ids=lambda codec: codec.name)
+def test_gradients_vanish_at_the_rate_of_the_theorem(codec: Codec) -> None:
+    """Lian et al. (2018): at a learning rate of 1 / sqrt(K), the mean over K steps of the squared
+    gradient at the mean of all ranks is O(1 / sqrt(K)), however late messages are.
+    """
+
+    def squared_gradient(steps: int) -> float:
+        return float(np.mean([squared_gradients(seed, codec, steps) for seed in range(2)]))
+
+    base = 64**0.5 * squared_gradient(64)
+    for steps in (256, 1024):
+        assert steps**0.5 * squared_gradient(steps) <= 1.25 * base
+
+
 @pytest.mark.parametrize("size", range(2, 10))
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_who_may_ask_whom_is_bipartite_and_connected(graph: str, size: int) -> None:

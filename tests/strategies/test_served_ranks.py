@@ -127,7 +127,7 @@ def test_what_is_apart_can_not_be_saved(two: Group, tmp_path: Path) -> None:
     assert "call strategy.sync() first" in same(said)
 
 
-@pytest.mark.parametrize("strategy", [SYNCHRONOUS[0], *APART[:3]], ids=named)
+@pytest.mark.parametrize("strategy", [SYNCHRONOUS[0], SYNCHRONOUS[2], *APART[:3]], ids=named)
 def test_a_lost_rank_is_named(strategy: dict[str, Any], pools: Pools) -> None:
     group = pools.fresh(3)
     config = settings("none", strategy=strategy, exchange={"silence_s": 5.0})
