@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure compressors, exchanges, schedules, steps, DiLoCo and FSDP2."""
+"""`python -m benchmarks`: measure compressors, exchanges, schedules, steps and strategies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import typer
 from benchmarks.diloco import diloco
 from benchmarks.exchange.command import exchange
 from benchmarks.fsdp import fsdp
+from benchmarks.hogwild import hogwild
 from benchmarks.kernels.command import kernels
 from benchmarks.schedule.command import schedule
+from benchmarks.sparse_sums import sparse_sums
 from benchmarks.steps.command import steps
 from compressa.cli import errors_told
 
@@ -32,6 +34,8 @@ app.command(epilog="Example: python -m benchmarks diloco --link 100mbit --every 
     diloco
 )
 app.command(epilog="Example: python -m benchmarks fsdp --link 100mbit --turns 2 --steps 5")(fsdp)
+app.command(epilog="Example: python -m benchmarks hogwild --turns 1 --steps 500")(hogwild)
+app.command(epilog="Example: python -m benchmarks sparse-sums --elems 20000 --ranks 4")(sparse_sums)
 
 if __name__ == "__main__":
     with errors_told():

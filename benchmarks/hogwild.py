@@ -1,59 +1,224 @@
-"""How updates of one memory without locks scale: a sparse linear model, by one process and by more.
+"""`python -m benchmarks hogwild`: how updates of one memory without locks scale, on this machine.
 
-    torchrun --nproc-per-node 1 -m benchmarks.hogwild
-    torchrun --nproc-per-node 2 -m benchmarks.hogwild
-
-Each process takes as many steps of SGD, of batches of examples with few words of many. It says the
-steps of all processes in a second, and the loss of the model that they made together.
+A sparse linear model, by one process and by more, in turns. Each takes as many steps of SGD, of
+batches of examples with few words of many.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from statistics import median
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
+import typer
+from pydantic import AwareDatetime, Field, PositiveInt
 from torch import nn
 
 import compressa
-from benchmarks.paired import report
+from benchmarks.hosts import Processors
+from compressa.machine import now
+from compressa.testbed import open_testbed
+from harness import records
+from harness.ranks import Ranks
+from harness.records import NotNegative, Positive
+from harness.runner import JsonFile, Shown, Update, carry_out
+from harness.start import started_ranks
+from harness.tables import table_of
+from harness.wire import Wire
 
-WORDS, OF_EXAMPLE, BATCH, STEPS, RATE = 100_000, 20, 32, 5000, 0.8
+OF_EXAMPLE, BATCH, RATE = 20, 32, 0.8
 
 
-def batch(truth: torch.Tensor, made: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+class Row(records.Row):
+    """Turns of as many processes.
+
+    `steps_per_s` is what all of them took in a second, and `left` the share of the variance that
+    the model which they made together leaves, both by turn. `load` is the share of the machine's
+    processors that were busy.
+    """
+
+    processes: PositiveInt
+    steps_per_s: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    left: tuple[NotNegative, ...]
+    load: NotNegative
+    timestamp: AwareDatetime
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What it is of."""
+        return (self.processes,)
+
+
+class Header(records.Header):
+    """Where, when and how; `steps` are those of each process in a turn."""
+
+    format: Literal["compressa.bench.hogwild"] = "compressa.bench.hogwild"
+    threads_per_rank: Literal[1] = 1
+    words: PositiveInt
+    steps: PositiveInt
+
+
+class HogwildMeasurement(records.Measurement):
+    """The whole file."""
+
+    command: ClassVar[str] = "python -m benchmarks hogwild"
+
+    header: Header
+    rows: list[Row] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is to be measured.
+
+    Attributes:
+        turns: Of each number of processes, that are timed; one more comes before.
+        steps: Of each process in a turn.
+        words: How many parameters the model has.
+    """
+
+    turns: int = 7
+    steps: int = 5000
+    words: int = 100_000
+
+
+class HogwildBench:
+    """Measures one process, two, and so on up to the number of processors, in turns.
+
+    Args:
+        settings: What is to be measured.
+
+    Attributes:
+        found: What was measured so far.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        header = Header.here(
+            {"torch": version("torch")}, words=settings.words, steps=settings.steps
+        )
+        self.found = HogwildMeasurement(header=header)
+        self._settings = settings
+
+    def run(self) -> Iterator[str]:
+        """Measure everything; say what comes next, each time that there is a row more.
+
+        Raises:
+            TransportError: A rank died or failed.
+        """
+        most = max(2, len(os.sched_getaffinity(0)))
+        yield f"starting {most} processes"
+        with (
+            open_testbed(most, "unshaped", kind="loopback", self_check=False) as bed,
+            started_ranks(bed, "benchmarks.hogwild:Training") as ranks,
+        ):
+            yield "training"
+            counts = range(1, most + 1)
+            turns: dict[int, list[_Turn]] = {count: [] for count in counts}
+            for _ in range(self._settings.turns + 1):
+                for count in counts:
+                    turns[count].append(self._turn(ranks, count))
+            self.found.rows.extend(_row(count, timed) for count, (_, *timed) in turns.items())
+
+    def _turn(self, ranks: Ranks, processes: int) -> _Turn:
+        steps, processors = self._settings.steps, Processors()
+        told = ranks.ask("train", processes=processes, steps=steps, words=self._settings.words)
+        return _Turn(processes * steps / told["seconds"], told["left"], processors.load())
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What all processes did."""
+
+    steps_per_s: float
+    left: float
+    load: float
+
+
+def _row(processes: int, turns: list[_Turn]) -> Row:
+    return Row(
+        processes=processes,
+        steps_per_s=tuple(turn.steps_per_s for turn in turns),
+        left=tuple(turn.left for turn in turns),
+        load=median(turn.load for turn in turns),
+        timestamp=now(),
+    )
+
+
+class Training:
+    """What a rank can be asked for; see `harness.rank`."""
+
+    def __init__(self, wire: Wire) -> None:
+        pass
+
+    def train(self, processes: int, steps: int, words: int) -> dict[str, float]:
+        """Have the first ranks train a new model; tell how long it took, and how good it is."""
+        truth = torch.randn(words, generator=torch.Generator().manual_seed(0))
+        model = nn.EmbeddingBag(words, 1, mode="sum", sparse=True)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        made, seconds = torch.Generator().manual_seed(1 + dist.get_rank()), 0.0
+        with compressa.attach(model, optimizer, {"strategy": "hogwild"}) as strategy:
+            strategy.sync()
+            if dist.get_rank() < processes:
+                begun_s = time.perf_counter()
+                for _ in range(steps):
+                    chosen, values = _batch(truth, made)
+                    loss = (strategy.model(chosen) - values).square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    strategy.step()
+                seconds = time.perf_counter() - begun_s
+            strategy.sync()
+            with torch.no_grad():
+                chosen, values = _batch(truth, torch.Generator().manual_seed(0))
+                left = (model(chosen) - values).square().mean() / values.square().mean()
+        return {"seconds": seconds, "left": float(left)}
+
+
+def _batch(truth: torch.Tensor, made: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the words of some examples, and what is true of them."""
-    words = torch.randint(WORDS, (BATCH, OF_EXAMPLE), generator=made)
+    words = torch.randint(len(truth), (BATCH, OF_EXAMPLE), generator=made)
     return words, truth[words].sum(1, keepdim=True)
 
 
-def measured() -> Iterator[str]:
-    """Train; say how quickly, and how well."""
-    torch.set_num_threads(1)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    truth = torch.randn(WORDS, generator=torch.Generator().manual_seed(0))
-    model = nn.EmbeddingBag(WORDS, 1, mode="sum", sparse=True)
-    nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    made = torch.Generator().manual_seed(1 + rank)
-    with compressa.attach(model, optimizer, {"strategy": "hogwild"}) as strategy:
-        strategy.sync()
-        begun_s = time.perf_counter()
-        for _ in range(STEPS):
-            words, values = batch(truth, made)
-            loss = (strategy.model(words) - values).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            strategy.step()
-        strategy.sync()
-        seconds = time.perf_counter() - begun_s
-        with torch.no_grad():
-            words, values = batch(truth, torch.Generator().manual_seed(0))
-            left = float((model(words) - values).square().mean() / values.square().mean())
-    steps = ranks * STEPS / seconds
-    yield f"{ranks} processes: {steps:,.0f} steps a second, {left:.1%} of the variance is left"
+def shown(measured: HogwildMeasurement) -> Shown:
+    """Yield a table, and how steps scale."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "processes": lambda row: str(row.processes),
+        "steps a second": lambda row: f"{median(row.steps_per_s):,.0f}",
+        "of one": lambda row: f"{scales(measured, row.processes):.2f}",
+        "variance left": lambda row: f"{median(row.left):.1%}",
+    }
+    yield table_of("Medians of turns", measured.rows, columns)
 
 
-if __name__ == "__main__":
-    report(measured())
+def scales(measured: HogwildMeasurement, processes: int) -> float:
+    """Return how many times the steps of one process as many take in the same time."""
+    steps_per_s = {row.processes: median(row.steps_per_s) for row in measured.rows}
+    return steps_per_s[processes] / steps_per_s[1]
+
+
+Turns = Annotated[int, typer.Option(min=1, help="That are timed, of each number of processes.")]
+Steps = Annotated[int, typer.Option(min=1, help="Of each process in a turn.")]
+Words = Annotated[int, typer.Option(min=100, help="How many parameters the model has.")]
+
+
+def hogwild(
+    turns: Turns = 7,
+    steps: Steps = 5000,
+    words: Words = 100_000,
+    json_file: JsonFile = None,
+    update: Update = None,
+) -> None:
+    """Train a sparse linear model in shared memory, by one process and by more, in turns.
+
+    Takes a minute.
+    """
+    settings = Settings(turns=turns, steps=steps, words=words)
+    carry_out(HogwildBench(settings), shown, json_file, update)

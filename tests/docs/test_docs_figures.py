@@ -102,6 +102,26 @@ def test_the_figures_of_fsdp_are_those_of_their_file() -> None:
         assert f"| {row['method']} | {step_s:.2f} | {sent:.1f} | {row['loss']:.4f} |" in page
 
 
+def test_the_bytes_of_sparse_sums_are_those_of_their_file() -> None:
+    page = (DOCS / "compressors" / "index.md").read_text(encoding="utf-8")
+    file = json.loads((DOCS / "measurements" / "sparse_sums.json").read_text())
+    assert len(file["counted"]) == 10
+    for row in file["counted"]:
+        names = ("oktopk", "estimating", "gtopk", "topk", "dense_ring")
+        sizes = " | ".join(f"{row[name] / 1e3:,.0f}" for name in names)
+        assert f"| {row['ranks']} | {row['gradients']} | {sizes} |" in page
+    oktopk, gtopk, topk = file["sent"]
+    first = f"{oktopk['step_bytes'] / 1e3:.0f} kB a step with `oktopk` ({oktopk['first_bytes'] / 1e3:.0f}"
+    rest = f"{gtopk['step_bytes'] / 1e3:.0f} kB with `gtopk` and {topk['step_bytes'] / 1e3:.0f} kB with"
+    assert f"{first} kB in the first), {rest}" in re.sub(r"\s+", " ", page)
+
+
+def test_the_factor_of_hogwild_is_that_of_its_file() -> None:
+    rows = json.loads((DOCS / "measurements" / "hogwild.json").read_text())["rows"]
+    one, two = (median(row["steps_per_s"]) for row in rows)
+    assert f"2 processes on 2 cores took {two / one:.1f} times the steps of one" in STRATEGIES
+
+
 def test_the_losses_of_pipelines_are_those_of_their_file() -> None:
     page = (DOCS / "guides" / "pipeline.md").read_text(encoding="utf-8")
     rows = json.loads((DOCS / "measurements" / "pipeline.json").read_text())["rows"]
