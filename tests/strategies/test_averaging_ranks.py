@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _attached import history
+from _attached import history, served
 from _averaging_oracle import trained
-from _ranks import Group, same
+from _ranks import Group, Pools, same
+from _ranks import settings as compressed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -65,3 +66,30 @@ def test_diloco_takes_outer_steps_by_fragments(
     strategy: dict[str, Any], steps: int, two: Group
 ) -> None:
     check(two, 2, strategy, steps)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        "fp8",
+        "int4",
+        "int2",
+        {"name": "topk", "density": 0.3},
+        "powersgd",
+        {"name": "demo", "kept": 8},
+    ],
+    ids=str,
+)
+def test_outer_gradients_are_sent_by(
+    compressor: str | dict[str, Any], streams: bool, pools: Pools
+) -> None:
+    """Ranks hold the same bits in the end, and what they hold is learned."""
+    strategy: dict[str, Any] = {"name": "diloco", "every": 4, "outer_momentum": 0.5}
+    if streams:
+        strategy |= {"fragments": 2, "overlap_steps": 1, "mixing": 0.3}
+    config = compressed(compressor, strategy=strategy, dense_below={"elems": 4})
+    found = pools.get(3).run(served, config=config, steps=200, rate=0.01)
+    same([values for _, _, values, _, _ in found])
+    for first, last, *_ in found:
+        assert last < 0.5 * first
