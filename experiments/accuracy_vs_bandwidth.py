@@ -26,7 +26,7 @@ import typer
 from lab.driver import Driver
 from lab.plan import PLANS, Plan
 from lab.progress import LiveProgress
-from lab.records import CELLS_FILE, DDP_FLOAT32, TORCH_FP16, UNSHAPED
+from lab.records import CELLS_FILE, DDP_FLOAT32, TORCH_FP16, UNSHAPED, set_aside
 from lab.report import render
 from lab.tasks import TASKS
 from pydantic import ValidationError
@@ -114,7 +114,9 @@ def _execute(plan: Plan, out: Path, testbed: Kind, console: Console, report: boo
             'torch on a machine with one, or set device = "cpu"'
         )
     out.mkdir(parents=True, exist_ok=True)
-    (out / CELLS_FILE).unlink(missing_ok=True)
+    kept = set_aside(out)
+    if kept is not None:
+        console.print(f"Cells of an earlier run are in {kept}.", highlight=False, markup=False)
     try:
         with LiveProgress(console) as watcher:
             driver = Driver(plan, out, watcher)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ PATIENCE_S = 600.0
 """For another host that compiles; a rank that is lost meanwhile is noticed."""
 
 _LOOK_S = 0.01
+_LONG_S = 2.0
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -56,7 +60,7 @@ def compile_once(what: str, work: Callable[[], object], turn: str = "compressa")
     """Have the first process of a host compile kernels, and all others load them.
 
     The lock is beside the compiled code. Where nothing can be written, every process compiles for
-    itself.
+    itself. What takes longer than a moment is told in the log.
 
     Args:
         what: What `work` compiles: the same text for the same kernels.
@@ -69,16 +73,31 @@ def compile_once(what: str, work: Callable[[], object], turn: str = "compressa")
     """
     folder = _folder()
     if folder is None:
-        work()
+        with _told("again in each process, since no folder can be written"):
+            work()
         return
     mark = folder / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}-{_identity()}.compiled"
     if not mark.exists():
         with one_at_a_time(folder / f"{turn}.lock"):
             if not mark.exists():
-                work()
+                with _told(f"once for this machine and version; they are kept in {folder}"):
+                    work()
                 mark.touch()
                 return
     work()
+
+
+@contextmanager
+def _told(how_often: str) -> Iterator[None]:
+    """Say in the log what is being waited for, once it takes long."""
+    text = "compressa compiles its kernels for this processor, %s"
+    timer = threading.Timer(_LONG_S, _log.warning, (text, how_often))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _folder() -> Path | None:

@@ -29,7 +29,7 @@ config_app = typer.Typer(
     no_args_is_help=True,
 )
 
-_MOST_RANKS = 256  # each of which is gone through
+_MOST_RANKS = 1024  # each of which is gone through
 _DENSE = "none"
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in TOML.")]
 
@@ -66,6 +66,7 @@ def check(
         _show_assignment(config, parameters)
     if ranks is not None:
         _warn_of_traffic(config, parameters, ranks)
+    _warn_of_missing_files(config)
     typer.echo(f"OK: {file}")
 
 
@@ -154,6 +155,17 @@ def _warn_of_traffic(
                     "the bytes of a dense ring in float32; choose what can be summed or scattered",
                     err=True,
                 )
+
+
+def _warn_of_missing_files(config: Config) -> None:
+    """Warn of files that training will read and that are not here, seen from this folder."""
+    exchange = config.exchange
+    for name, path, fix in (
+        ("link", exchange.link, "`compressa link` writes it; rank 0 reads it"),
+        ("secret_file", exchange.secret_file, "every rank reads its own"),
+    ):
+        if path is not None and not Path(path).is_file():
+            typer.echo(f"warning: exchange.{name}: there is no file {path} here; {fix}", err=True)
 
 
 def _cases(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -271,3 +272,17 @@ def _parse(path: Path) -> Iterator[Record]:
             if number == len(lines) and not text.endswith("\n"):
                 return
             raise ValueError(f"{path}, line {number} is no record: {error}") from error
+
+
+def set_aside(results_dir: Path) -> Path | None:
+    """Give cells that an earlier run has left another name: they may have taken hours.
+
+    Returns:
+        Where they are now; None if there are none.
+    """
+    cells = results_dir / CELLS_FILE
+    if not cells.exists():
+        return None
+    written = datetime.fromtimestamp(cells.stat().st_mtime, UTC)
+    kept = cells.with_stem(f"{cells.stem}-{written:%Y%m%dT%H%M%S%f}")
+    return cells.rename(kept)

@@ -235,3 +235,17 @@ def test_check_warns_of_what_takes_more_bytes_than_dense(
         assert shown.out == f"OK: {file}\n"
         assert shown.err.startswith(warned) is due
         assert shown.err.count("warning: ") == due
+
+
+def test_check_warns_of_files_that_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, link = tmp_path / "c.toml", tmp_path / "link.json"
+    file.write_text(f"exchange = {{ link = '{link}', authenticate = true, secret_file = 'key' }}\n")
+    assert run("config", "check", file) == 0
+    warned = capsys.readouterr().err.splitlines()
+    assert warned[0].startswith(f"warning: exchange.link: there is no file {link} here")
+    assert warned[1].startswith("warning: exchange.secret_file: there is no file key here")
+    link.write_text("{}")
+    assert run("config", "check", file) == 0
+    assert "exchange.link" not in capsys.readouterr().err

@@ -237,3 +237,15 @@ def test_a_line_cut_off_by_a_kill_is_left_out_and_a_wrong_one_is_named(tmp_path:
     path.write_text('{"kind": "train"}\n' + text)
     with pytest.raises(ValueError, match="line 1 is no record"):
         records.read(tmp_path)
+
+
+def test_cells_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
+    assert records.set_aside(tmp_path) is None
+    cells = tmp_path / records.CELLS_FILE
+    for text in ("first", "second"):
+        cells.write_text(text)
+        kept = records.set_aside(tmp_path)
+        assert kept is not None
+        assert kept.read_text() == text
+        assert not cells.exists()
+    assert len(list(tmp_path.iterdir())) == 2

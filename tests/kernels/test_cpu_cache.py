@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import numba
 import numpy
 import pytest
 from _trees import uncompiled_tree
-from compressa.kernels import KernelUnavailable
+from compressa.kernels import KernelUnavailable, compiled
 from compressa.kernels.compiled import one_at_a_time
 from compressa.kernels.cpu import _cache
 
@@ -126,6 +127,22 @@ def test_whoever_dies_while_it_compiles_leaves_the_turn_to_the_next(tmp_path: Pa
             waiting.wait(5)
         first.kill()
     assert waiting.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_takes_long_is_told_once(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "_LONG_S", 0.05)
+    monkeypatch.setattr(compiled, "_folder", lambda: tmp_path if kept else None)
+    compiled.compile_once("quick", lambda: None)
+    assert not caplog.messages
+    compiled.compile_once("long", lambda: time.sleep(0.5))
+    (said,) = caplog.messages
+    assert (str(tmp_path) if kept else "again in each process") in said
+    if kept:
+        compiled.compile_once("long", lambda: time.sleep(0.5))  # as if it took long to load
+        assert len(caplog.messages) == 1
 
 
 def obedient(command: list[str]) -> list[str]:

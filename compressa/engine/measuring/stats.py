@@ -86,3 +86,23 @@ class Stats:
     def ratio(self) -> float:
         """Dense bytes over compressed bytes; larger is better. 1 if nothing was compressed yet."""
         return self.dense_bytes / self.payload_bytes if self.payload_bytes else 1.0
+
+    def __str__(self) -> str:
+        """Say it in a line, and in one for each compressor."""
+        lines = [
+            f"{self.steps} steps: {_megabytes(self.dense_bytes)} MB of gradients made "
+            f"{self.ratio:.1f} times smaller; {_megabytes(self.sent_bytes)} MB sent in "
+            f"{self.messages} messages; {self.codec_s:.3g} s of encoding and decoding, and "
+            f"backward waited for {self.exposed_s:.3g} s"
+        ]
+        for name, own in self.compressors.items():
+            lines.append(
+                f"  {name}: {_megabytes(own.dense_bytes)} MB made {own.ratio:.1f} times smaller; "
+                f"encoding {own.encode_s:.3g} s, decoding {own.decode_s:.3g} s, on the wire "
+                f"{own.wire_s:.3g} s"
+            )
+        return "\n".join(lines)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.2f}"
