@@ -174,9 +174,15 @@ def survive(
     return found
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
-@pytest.mark.parametrize("moment", ["exchange", "between"])
-@pytest.mark.parametrize("strategy", GOING_ON, ids=str)
+FIRST_OR_SECOND = [
+    *((strategy, "exchange", 1) for strategy in GOING_ON),
+    *((strategy, "between", 0) for strategy in GOING_ON),  # who leads where anybody does
+    *((GOING_ON[i], "exchange", 0) for i in (0, 3, 8, -1)),
+    *((GOING_ON[i], "between", 1) for i in (0, 3, 8, -1)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "moment", "culprit"), FIRST_OR_SECOND, ids=str)
 def test_the_others_go_on(
     strategy: dict[str, Any], moment: str, culprit: int, pools: Pools
 ) -> None:
