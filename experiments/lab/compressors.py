@@ -102,7 +102,9 @@ def dense_warmup_steps(spec: CompressorSpec) -> int:
 
 
 def stretches(spec: CompressorSpec, steps: int) -> list[tuple[range, CompressorSpec]]:
-    """Steps of a training, and what trains the model in them; all go on with one optimizer.
+    """Steps of a training, and what trains the model in them.
+
+    They go on with one optimizer, unless the first ones have their own.
 
     Raises:
         ValueError: If the first ones are all.
@@ -111,8 +113,13 @@ def stretches(spec: CompressorSpec, steps: int) -> list[tuple[range, CompressorS
         return [(range(steps), spec)]
     if spec.first.steps >= steps:
         raise ValueError(f"{spec.name}: the first {spec.first.steps} of {steps} steps are all")
+    other = spec.first.optimizer is not None
     first = spec.model_copy(update={"config": spec.first.config, "first": None})
-    rest = spec.model_copy(update={"optimizer": None, "first": None})
+    rest = spec.model_copy(update={"first": None})
+    if other:
+        first = first.model_copy(update={"optimizer": spec.first.optimizer})
+    else:
+        rest = rest.model_copy(update={"optimizer": None})
     return [(range(spec.first.steps), first), (range(spec.first.steps, steps), rest)]
 
 

@@ -39,10 +39,12 @@ class FirstSteps(Strict):
     Attributes:
         steps: How many.
         config: Their compressa configuration.
+        optimizer: What trains in them, as in `CompressorSpec`; None for what trains after them.
     """
 
     steps: Annotated[int, Field(ge=1)]
     config: dict[str, Any]
+    optimizer: dict[str, Any] | None = None
 
 
 class CompressorSpec(Strict):
@@ -55,7 +57,7 @@ class CompressorSpec(Strict):
         optimizer: What trains in place of the task's: "name", of a class in ``compressa.optim`` or
             ``torch.optim``, and its arguments; None for the task's.
         slowest: How many times as long the last rank takes to compute as the others.
-        first: What comes before ``config`` in a train cell, with the same optimizer; or None.
+        first: What comes before ``config`` in a train cell; or None.
     """
 
     name: str

@@ -56,11 +56,13 @@ class Stepper:
         self._task, self._seed, self._device = task, cell.seed, _device(cell.device)
         self.optimizer, self.schedule = task.optimizer(model, cell.steps)
 
-    def follow(self, optimizer: Optimizer) -> None:
-        """Have the schedule set another optimizer's rate, if it is another."""
+    def follow(self, optimizer: Optimizer, step: int) -> None:
+        """Have the schedule set another optimizer's rate from a step on, if it is another."""
         if optimizer is not self.optimizer:
             self.optimizer = optimizer
-            self.schedule = LambdaLR(optimizer, self.schedule.lr_lambdas[0])
+            for group in optimizer.param_groups:
+                group["initial_lr"] = group["lr"]
+            self.schedule = LambdaLR(optimizer, self.schedule.lr_lambdas[0], last_epoch=step - 1)
 
     def loss(self, forward: nn.Module, step: int) -> Tensor:
         """Fetch a step's batch, zero the gradients, and do the forward pass; the scalar loss."""
@@ -126,7 +128,7 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> Trained:
         attachment = attach(
             model, stepper.optimizer, spec, steady=False, bucket_cap_mb=cell.bucket_cap_mb
         )
-        stepper.follow(attachment.optimizer)
+        stepper.follow(attachment.optimizer, steps.start)
         if not steps.start:
             curve.begin()
         try:

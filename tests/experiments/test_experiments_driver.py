@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from _between_hosts import warm_ranks
 from rich.console import Console
 
@@ -24,6 +25,8 @@ from lab.driver import Driver, answers
 from lab.plan import PLANS, Plan, jobs
 from lab.progress import LiveProgress
 from lab.records import CompressorSpec, FirstSteps, TimeRecord, TrainCell, TrainRecord, read
+from lab.tasks import load_task
+from lab.training import Stepper, build_model
 
 SMOKE: dict[str, Any] = {
     "hosts": 2,
@@ -102,6 +105,25 @@ def test_first_steps_that_are_all_steps_are_refused() -> None:
     spec = CompressorSpec(name="late", config={}, first=FirstSteps(steps=4, config={}))
     with pytest.raises(ValueError, match="late: the first 4 of 4 steps are all"):
         stretches(spec, 4)
+
+
+def test_first_steps_may_have_an_optimizer_of_their_own() -> None:
+    """Then come others by another one, whose rate is that of their step."""
+    demo, adamw = {"name": "DeMo", "lr": 2e-3}, {"name": "AdamW", "lr": 1e-3}
+    first = FirstSteps(steps=4, config={"compressor": "demo"}, optimizer=demo)
+    spec = CompressorSpec(name="apart", config={}, optimizer=adamw, first=first)
+    (begun, before), (later, after) = stretches(spec, 10)
+    assert (begun, before.optimizer, before.config) == (range(4), demo, first.config)
+    assert (later, after.optimizer, after.config) == (range(4, 10), adamw, {})
+    cell = TrainCell(task="digits", compressor=spec, seed=0, steps=10, eval_every=5)
+    task, model = load_task("digits"), build_model(cell)
+    stepper, whole = Stepper(cell, task, model), task.optimizer(model, 10)[1].lr_lambdas[0]
+    mine = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    stepper.follow(mine, 4)
+    assert mine.param_groups[0]["lr"] == pytest.approx(1e-3 * whole(4))
+    mine.step()
+    stepper.schedule.step()
+    assert mine.param_groups[0]["lr"] == pytest.approx(1e-3 * whole(5))
 
 
 @pytest.mark.ranks
