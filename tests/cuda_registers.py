@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -51,6 +52,7 @@ class Needs(NamedTuple):
     warps: int
 
 
+@cache
 def built(source: str, architecture: str) -> nvrtc.Compiled:
     """Compile a source.
 

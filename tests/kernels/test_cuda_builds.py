@@ -63,11 +63,34 @@ def test_nothing_spills_to_speak_of() -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_table_says_what_the_compiler_says(source: str) -> None:
+def test_the_compiler_makes_of_a_source_what_is_said_of_it(source: str) -> None:
+    """One test, since to compile one takes seconds."""
+    the_table_says_what_the_compiler_says(source)
+    ptx = built(source, COMPILED_HERE).ptx
+    for stream in (each for each in IN_REGISTERS + VECTORS if each.source == source):
+        asks_for_vectors(ptx, stream)
+    for stream in (each for each in ASKED_AHEAD if each.source == source):
+        asks_for_the_next_block_before_it_writes_this_one(ptx, stream)
+
+
+def the_table_says_what_the_compiler_says(source: str) -> None:
     said = {one.name: one for architecture, one in listed(page()) if architecture == COMPILED_HERE}
     found = [one._replace(name=f"{source}: {one.name}") for one in needs(source, COMPILED_HERE)]
     assert found
     assert [said.get(one.name) for one in found] == found, "run python tests/cuda_registers.py"
+
+
+def asks_for_vectors(ptx: str, stream: Stream) -> None:
+    """What a thread asks for at once is asked for by vectors."""
+    assert max(vector_runs(ptx, stream.name)) == stream.asked_bytes, stream.name
+
+
+def asks_for_the_next_block_before_it_writes_this_one(ptx: str, stream: Stream) -> None:
+    text = body(ptx, stream.name)
+    loads = [found.start() for found in re.finditer(r"ld\.global(\.nc)?\.v4", text)]
+    first_store = text.index("st.global")
+    turns = sum(place < first_store for place in loads) * 16 // stream.asked_bytes
+    assert turns == 2, stream.name
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: f"{stream.source}-{stream.name}")
@@ -99,28 +122,6 @@ def test_registers_and_shared_memory_bound_the_warps_of_a_multiprocessor(
     registers: int, shared_bytes: int, architecture: str, warps: int
 ) -> None:
     assert resident_warps(registers, shared_bytes, architecture) == warps
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("source", sorted({stream.source for stream in IN_REGISTERS + VECTORS}))
-def test_what_a_thread_asks_for_at_once_is_asked_for_by_vectors(source: str) -> None:
-    ptx = built(source, COMPILED_HERE).ptx
-    for stream in IN_REGISTERS + VECTORS:
-        if stream.source == source:
-            assert max(vector_runs(ptx, stream.name)) == stream.asked_bytes, stream.name
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("source", sorted({one.source for one in ASKED_AHEAD}))
-def test_the_next_block_is_asked_for_before_this_one_is_written(source: str) -> None:
-    ptx = built(source, COMPILED_HERE).ptx
-    for stream in ASKED_AHEAD:
-        if stream.source == source:
-            text = body(ptx, stream.name)
-            loads = [found.start() for found in re.finditer(r"ld\.global(\.nc)?\.v4", text)]
-            first_store = text.index("st.global")
-            turns = sum(place < first_store for place in loads) * 16 // stream.asked_bytes
-            assert turns == 2, stream.name
 
 
 @needs_nvrtc
