@@ -136,3 +136,25 @@ def put(values: torch.Tensor, out: torch.Tensor) -> None:
         casts.narrow(as_array(values), as_array(out))
     elif values is not out:
         out.copy_(values)
+
+
+def bits_of(values: torch.Tensor) -> torch.Tensor:
+    """Return the bits of values in row-major order, uint8, 1-D; a copy if they lie otherwise."""
+    rows = values.contiguous()  # which leaves one element with the stride that it has
+    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8)
+
+
+def carried_over(now: torch.Tensor, sent: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
+    """Return what values become when what has come takes the place of what was sent some time ago.
+
+    They change as much, but no further than to what has come: what decays, such as a running
+    variance, has decayed here meanwhile, and would become negative. What all ranks had alike, such
+    as a constant or a count, changes by nothing.
+
+    Args:
+        now: The values, which were changed since.
+        sent: What they were.
+        came: What takes the place of that.
+    """
+    low, high = torch.minimum(now, came), torch.maximum(now, came)
+    return torch.where(came == sent, now, (now + (came - sent)).clamp(low, high))

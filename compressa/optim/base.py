@@ -24,6 +24,8 @@ from compressa.optim.parts import Part, by_name, gradient_of, names_of
 from compressa.optim.refusals import check_step
 from compressa.parameters import as_real
 
+_MOMENTUM = "optimizer_momentum"
+
 Parameters = Iterable[Any]
 """As torch's optimizers take them: parameters, (name, parameter) pairs, or groups of either."""
 
@@ -253,21 +255,29 @@ class CompressedOptimizer(torch.optim.Optimizer):
     def _remember(self, part: Part) -> None:
         """Replace gradients by this rank's momenta, if the group has any."""
         if part.group["momentum"]:
-            momenta = self._local("optimizer_momentum", part)
+            momenta = self._momenta(part.names, part.grads)
             self._lists.decay(momenta, part.group["momentum"], part.grads)
             self._lists("copy_", part.grads, momenta)
 
-    def _local(self, kind: str, part: Part) -> Tensors:
-        """Return vectors of this rank's own, zero at first, which `save` writes.
+    def _begin_momenta(self) -> None:
+        """Keep momenta, if groups have any, from the start: a checkpoint may be loaded then."""
+        for group in self.param_groups:
+            if group["momentum"]:
+                params = [p for p in group["params"] if self._names[p] in self._trained]
+                self._momenta([self._names[p] for p in params], [as_real(p) for p in params])
+
+    def _momenta(self, names: Sequence[str], alike: Tensors) -> Tensors:
+        """Return this rank's own momenta, zero at first, which `save` writes.
 
         Where the number of ranks changes, their mean over all ranks stays.
         """
         state = self.handle.engine.state
         known = {parameter.name: parameter for parameter in self.handle.engine.parameters}
         found = []
-        for name, grad in zip(part.names, part.grads, strict=True):
-            found.append(state.vector(kind, known[name], grad.numel(), Merge.SUM).view(grad.shape))
-            state.kept.add(f"{kind}/{name}")
+        for name, like in zip(names, alike, strict=True):
+            vector = state.vector(_MOMENTUM, known[name], like.numel(), Merge.SUM)
+            state.kept.add(f"{_MOMENTUM}/{name}")
+            found.append(vector.view(like.shape))
         return found
 
     def _part(self, group: dict[str, Any]) -> Part:

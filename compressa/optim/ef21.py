@@ -59,6 +59,7 @@ class EF21(CompressedOptimizer):
         wanted = Wanted({"compressor": {"name": "topk"}}, {"feedback": {"kind": "ef21"}})
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, wanted, config=config, group=group, foreach=foreach)
+        self._begin_momenta()
 
     def _fault(self, group: Mapping[str, Any]) -> str:
         return outside(group, "momentum", 0.0, 1.0)

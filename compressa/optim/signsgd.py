@@ -59,6 +59,7 @@ class SignSGD(CompressedOptimizer):
         wanted = Wanted({"compressor": {"name": "signsgd"}}, {"dense_below": {"elems": 0}}, _check)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, wanted, config=config, group=group, foreach=foreach)
+        self._begin_momenta()
 
     def _fault(self, group: Mapping[str, Any]) -> str:
         return outside(group, "momentum", 0.0, 1.0)

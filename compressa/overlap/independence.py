@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from compressa.arrays import bits_of
 from compressa.errors import StateError
 from compressa.overlap.arrivals import Settings
 
@@ -109,7 +110,7 @@ def check_both_ways(
             optimizer.state[parameter] = state
     one_by_one()
     for parameter, (values, _, _) in zip(parameters, due, strict=True):
-        if not torch.equal(_bits(parameter.detach()), _bits(values)):
+        if not torch.equal(bits_of(parameter.detach()), bits_of(values)):
             raise StateError(
                 f"{type(optimizer).__name__}'s step is not per parameter: done for one after "
                 f"another, it gives other values than done for all at once; {_FIX}"
@@ -122,10 +123,6 @@ def _copied(
     gradient = None if parameter.grad is None else parameter.grad.clone()
     state = copy.deepcopy(optimizer.state[parameter]) if parameter in optimizer.state else None
     return parameter.detach().clone(), gradient, state
-
-
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    return values.contiguous().view(-1).view(torch.uint8)
 
 
 def _seen(value: Any) -> Any:

@@ -11,6 +11,9 @@ what an answer lacks is in the next one. A codec that loses nothing sends x itse
 compensation lambda, u_i of a step of SGD by the rate r becomes u_i - (lambda / r) u_i^2 (x - h_i):
 of first order what the gradient would have been at x (Zheng et al., ICML 2017).
 
+Of statistics (a key that is `exact`) a worker that does not step together with all others sends
+what they are, v_i, and x <- x + w (v_i - x): no order of updates leads beyond what workers have.
+
 It has neither threads nor locks: everything is called on the driver's thread, and what is computed
 goes one by one, in the order in which it came.
 """
@@ -92,6 +95,7 @@ class ShardCentre:
         self._views = [values.clone() if keeps else values for _ in range(count)]
         self._seen = [0] * count  # how many updates were taken when each was answered last
         self._taken = 0
+        self._whole = shard.segment.parameter.exact and consistency.staleness > 0
         self._begun = first_step - 1  # s = 0: the last step whose updates are added
         self._rooms = {
             w: coders[0].buffer() for w, r in enumerate(self._ranks) if r != programs.rank
@@ -237,6 +241,8 @@ class ShardCentre:
         elif self._rule.weighting == "staleness":
             weight = 1.0 / (1 + self._taken - self._seen[worker])
         lambda_ = self._rule.delay_compensation
+        if self._whole:
+            self.values.mul_(1.0 - weight)
         view = self._views[worker] if lambda_ else None
         context = StepContext(update.step, self._epoch)
         compensation = lambda_ / update.rate if update.rate else 0.0

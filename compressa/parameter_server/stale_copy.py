@@ -4,6 +4,10 @@ After each step the worker counts its clock on, and sends what all steps since t
 did as one update, if the answer to the one before is there. It goes on meanwhile, unless what it
 holds lacks updates that it must have (`Consistency`): so while the wire is busy steps go on, and
 updates get longer. When an answer comes, what was done since its update left is put on top of it.
+
+A key of statistics (`exact`) sends what they are, and not what was done to them: ranks that all
+send the same decay of a variance would make it negative. Where all take each step together that
+cannot be, since the mean of what was done leads to the mean.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
+from compressa.arrays import carried_over
 from compressa.parameter_server.handle import Handle
 from compressa.parameter_server.worker import Worker
 
@@ -47,6 +52,8 @@ class StaleCopy:
         self.landings = 0
         self._worker, self._keys, self._staleness = worker, list(keys), staleness
         self._began = [values.clone() for values in own]
+        exact = {key.name for key in worker.parameters if key.exact and staleness}
+        self._whole = [key in exact for key in keys]
         # An answer comes after the update was encoded, and may be written over it.
         self._way = [torch.empty_like(values) for values in own]
         self._flight: Handle | None = None
@@ -85,8 +92,12 @@ class StaleCopy:
         self.landings += 1
         self.front = min(map(self._worker.front, self._keys))
         moved = self.clock > self._left
-        for own, began, came in zip(self.own, self._began, self._way, strict=True):
-            if moved:
+        for own, began, came, whole in zip(
+            self.own, self._began, self._way, self._whole, strict=True
+        ):
+            if moved and whole:
+                own.copy_(carried_over(own, began, came))
+            elif moved:
                 own.add_(came - began)
             else:
                 own.copy_(came)
@@ -130,8 +141,13 @@ class StaleCopy:
             began.copy_(came)
 
     def _depart(self, rate: float) -> None:
-        for own, began, way in zip(self.own, self._began, self._way, strict=True):
-            torch.sub(own, began, out=way)
+        for own, began, way, whole in zip(
+            self.own, self._began, self._way, self._whole, strict=True
+        ):
+            if whole:
+                way.copy_(own)
+            else:
+                torch.sub(own, began, out=way)
             began.copy_(own)
         self._left = self.clock
         self._worker.push(self._keys, self._way, step=self.clock, rate=rate)

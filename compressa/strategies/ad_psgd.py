@@ -58,6 +58,7 @@ class PairAveraging(Surviving, Strategy):
         self.parameters: tuple[ParameterInfo, ...] = tuple(key.info for key in keys)
         self._group, self._every, self._graph = training.group, settings.every, settings.graph
         self._flat, self._taken, self._steps = FlatCopies(training.model, keys), 0, 0
+        self._flat.keep(self.state)
         self._values = [vector.clone() for vector in self._flat.vectors]
         self._began = [vector.clone() for vector in self._flat.vectors]
         self._closed = False
@@ -68,6 +69,8 @@ class PairAveraging(Surviving, Strategy):
         if error is None:
             self.close()
         else:
+            super().close()
+            self._closed = True
             self.session.close()
 
     @torch.no_grad()
@@ -126,6 +129,7 @@ class PairAveraging(Surviving, Strategy):
                 "strategy.save: ranks hold different parameters; call strategy.sync() first, on "
                 "all ranks"
             )
+        self._flat.write_digits()
         saving.save(self, Path(path), self._steps, self.session.link)
 
     @torch.no_grad()
@@ -135,6 +139,7 @@ class PairAveraging(Surviving, Strategy):
         self._flat.take()
         check_alike(self.session, self._flat.vectors)
         self._steps = saving.load(self, Path(path))[0]
+        self._flat.take_digits()
         self._go_on_from(self._flat.vectors)
         self._call_on_all("strategy.load, values")
 

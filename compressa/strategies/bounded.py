@@ -65,6 +65,7 @@ class Stale(Surviving, Strategy):
         Surviving.__init__(self, training)
         self.worker, self._again, self._config = worker, again, training.config
         self._flat, self._names = FlatCopies(training.model, keys), [k.info.name for k in keys]
+        self._flat.keep(worker.state)
         self._consistency, self._united, self._closed = consistency, True, False
         self._copy = self._copied(-1)
 
@@ -73,6 +74,8 @@ class Stale(Surviving, Strategy):
         if error is None:
             self.close()
         else:
+            super().close()
+            self._closed = True
             self.worker.end()
 
     @torch.no_grad()
@@ -115,6 +118,7 @@ class Stale(Surviving, Strategy):
         worker = self._again(group, False)
         assert isinstance(worker, Worker), "all ranks train"
         self.worker = worker
+        self._flat.keep(worker.state)
         worker.session.keep(group)
         saving.hand_over(before, worker.state, worker.size / size)
         clock = str(self._copy.clock).encode()
@@ -126,6 +130,7 @@ class Stale(Surviving, Strategy):
     def save(self, path: str | Path) -> None:
         """Write residuals and the clock; see `Strategy.save`."""
         self._check_saving("save")
+        self._flat.write_digits()
         saving.save(self.worker, Path(path), self._copy.clock + 1, self.worker.session.link)
 
     @torch.no_grad()
@@ -135,6 +140,7 @@ class Stale(Surviving, Strategy):
         self._flat.take()
         check_alike(self.worker.session, self._flat.vectors)
         step = saving.load(self.worker, Path(path))[0] - 1
+        self._flat.take_digits()
         self.worker.restart(self._flat.vectors, step)
         self._copy = self._copied(step)
         self.worker.session.call_on_all("strategy.load, values", str)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from compressa.aggregators.base import Merge, State
 from compressa.compressor import Granularity
 from compressa.config import Config, assign, parameter_infos
 from compressa.engine.session import Session
@@ -17,6 +18,8 @@ from compressa.overlap.opening import trained
 from compressa.parameter_server.coding import Coding, coding_of
 from compressa.parameters import ParameterInfo, as_real
 from compressa.strategies.local import statistics_of
+
+_DIGITS = "values"
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class FlatCopies:
             for key, vector in zip(self._keys, self.vectors, strict=True)
         }
         self._seen: dict[str, torch.Tensor] = {}
+        self._digits: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.take()
 
     def take(self) -> None:
@@ -118,6 +122,33 @@ class FlatCopies:
                 part.add_(now - seen)
                 seen.copy_(now)
 
+    def keep(self, state: State) -> None:
+        """Have a state keep, for a checkpoint, the digits that parameters of 16 bits do not have.
+
+        Args:
+            state: Of this rank; all ranks hold the same in it when it is written or read.
+        """
+        self._digits = []
+        for key, vector in zip(self._keys, self.vectors, strict=True):
+            if any(self._seen[name] is not part for name, _, part in self._parts_of(key)):
+                kept = state.vector(_DIGITS, key.info, key.info.elems, Merge.FIRST)
+                state.kept.add(f"{_DIGITS}/{key.info.name}")
+                self._digits.append((kept, vector))
+
+    def write_digits(self) -> None:
+        """Bring what `keep` has promised up to date."""
+        for kept, vector in self._digits:
+            kept.copy_(vector)
+
+    def take_digits(self) -> None:
+        """Go on from the digits that were read, where they are those of the parameters."""
+        for kept, vector in self._digits:
+            vector.copy_(kept)
+        for name, parameter, part in self._parts():
+            if self._seen[name] is not part:
+                now = parameter.reshape(-1)
+                part.copy_(torch.where(part.to(now.dtype) == now, part, now.float()))
+
     def scatter(self) -> None:
         """Copy vectors to parameters."""
         for name, parameter, part in self._parts():
@@ -127,10 +158,12 @@ class FlatCopies:
 
     def _parts(self) -> Iterable[tuple[str, torch.Tensor, torch.Tensor]]:
         for key in self._keys:
-            known = statistics_of(self._model) if key.info.exact else self.parameters
-            owners = [known[name] for name in key.names]
-            parts = self._split[key.info.name]
-            yield from zip(key.names, owners, parts, strict=True)
+            yield from self._parts_of(key)
+
+    def _parts_of(self, key: Packed) -> Iterable[tuple[str, torch.Tensor, torch.Tensor]]:
+        known = statistics_of(self._model) if key.info.exact else self.parameters
+        owners = [known[name] for name in key.names]
+        return zip(key.names, owners, self._split[key.info.name], strict=True)
 
 
 def check_alike(session: Session, vectors: Iterable[torch.Tensor]) -> None:

@@ -9,8 +9,10 @@ keep one estimate h of what the two have in common:
     x_a <- x_a + (c_p - c_a) / 2;  x_p <- x_p + (c_a - c_p) / 2;  h <- h + (c_a + c_p) / 2
 
 So the sum over all ranks stays what it is, to rounding, however long messages take: the mixing is
-doubly stochastic. Without a codec, c is x and there is no h. Nobody can wait in a circle: an active
-rank has one question under way, and takes steps meanwhile; a passive rank asks nobody.
+doubly stochastic. Statistics alone go no further than to the mean of the two: what decays
+meanwhile, such as a variance, would become negative. Without a codec, c is x and there is no h.
+Nobody can wait in a circle: an active rank has one question under way, and takes steps meanwhile; a
+passive rank asks nobody.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import torch
 
 from compressa.aggregators.base import Scope, State, StepContext, World
 from compressa.aggregators.scopes import ScopePayload
-from compressa.arrays import scratch_tensor
+from compressa.arrays import carried_over, scratch_tensor
 from compressa.bias import LOSSLESS
 from compressa.codecs.base import Codec
 from compressa.codecs.shrunk import contraction_of
@@ -111,7 +113,7 @@ class Pair:
         self.estimate = None if lossless else values.clone()
         self._own = torch.empty_like(values)  # what was sent, decoded
         self.sent, self.room = self._payload.buffer(), self._payload.buffer()
-        self.exact = self._payload.exact
+        self.exact, self._statistics = self._payload.exact, info.exact
         self._name, self._ledger = codec.name, ledger
 
     def encode(self, context: StepContext) -> torch.Tensor:
@@ -138,7 +140,11 @@ class Pair:
             both = scratch_tensor("pairs.both", other.numel(), torch.float32, other.device)
             self.estimate.add_(torch.add(other, self._own, out=both), alpha=0.5)
         with self._lock:
-            self.values.add_(other.sub_(self._own), alpha=0.5)
+            if self._statistics:
+                middle = torch.lerp(self._own, other, 0.5)
+                self.values.copy_(carried_over(self.values, self._own, middle))
+            else:
+                self.values.add_(other.sub_(self._own), alpha=0.5)
 
     def agree(self) -> None:
         """Both hold the same values now."""
@@ -175,7 +181,7 @@ class Pairs:
         rank, size = programs.rank, graph.size
         self._programs, self._epoch = programs, epoch
         self._locks = [threading.Lock() for _ in keys]
-        self._values = list(values)
+        self._values, self._statistics = list(values), [info.exact for info, _ in keys]
         self._chance = random.Random(f"{seed}/{rank}")
         edges = pairs_of(graph)
         self._active = any(rank == a for a, _ in edges)
@@ -237,9 +243,13 @@ class Pairs:
             own: By key, what this rank trains; it becomes the values.
             began: What it was when this was called last; likewise.
         """
-        for lock, values, mine, before in zip(self._locks, self._values, own, began, strict=True):
+        held = zip(self._locks, self._values, self._statistics, own, began, strict=True)
+        for lock, values, statistics, mine, before in held:
             with lock:
-                values.add_(torch.sub(mine, before, out=before))
+                if statistics:
+                    values.copy_(carried_over(mine, before, values))
+                else:
+                    values.add_(torch.sub(mine, before, out=before))
                 mine.copy_(values)
             before.copy_(mine)
 

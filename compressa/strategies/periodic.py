@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from compressa.aggregators.base import Merge
+from compressa.arrays import carried_over
 from compressa.engine.device_stream import Ticket
 from compressa.errors import StateError
 from compressa.hooks import Handle
@@ -57,8 +58,11 @@ class Replica:
     difference: torch.Tensor
 
     def differ(self) -> None:
-        """Write how far the rank has come from the anchor."""
-        torch.sub(self.own, self.anchor, out=self.difference)
+        """Write how far the rank has come from the anchor, as that is in the parameter's dtype.
+
+        So what 16 bits have rounded away of an anchor is no step back.
+        """
+        torch.sub(self.own, self.anchor.to(self.own.dtype), out=self.difference)
 
 
 class Rule(ABC):
@@ -259,7 +263,8 @@ class Periodic(Apart):
         _, *sent = self._sent.split(sizes)
         for buffer, mean, own in zip(buffers, came, sent, strict=True):
             if self._taken:
-                buffer.add_((mean - own).view_as(buffer))
+                sent_and_mean = (part.view_as(buffer).to(buffer.dtype) for part in (own, mean))
+                buffer.copy_(carried_over(buffer, *sent_and_mean))
             else:
                 buffer.copy_(mean.view_as(buffer))
         return list(map(float, means))

@@ -88,8 +88,13 @@ def trained(
     return {"history": history, "digests": digests, **sent}
 
 
-def resumed(*, kind: str, hyper: dict[str, Any], config: Any, steps: int, folder: str) -> list[Any]:
-    """Train in one go, and go on from what was saved in the middle; return where both end."""
+def resumed(
+    *, kind: str, hyper: dict[str, Any], config: Any, steps: int, folder: str, fresh: bool
+) -> list[Any]:
+    """Train in one go, and go on from what was saved in the middle; return where both end.
+
+    With `fresh`, what goes on has taken no step before.
+    """
     ends = []
     params = parameters()
     with make(kind, params.items(), hyper, config) as opt:
@@ -103,8 +108,9 @@ def resumed(*, kind: str, hyper: dict[str, Any], config: Any, steps: int, folder
         ends.append(digest(params))
     params = parameters()
     with make(kind, params.items(), hyper, config) as opt:
-        _go(opt, params, range(90, 92))
-        _sync(opt)
+        if not fresh:
+            _go(opt, params, range(90, 92))
+            _sync(opt)
         state, values = torch.load(f"{folder}/shared.pt")
         opt.load_state_dict(state)
         opt.load(folder)

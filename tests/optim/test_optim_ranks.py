@@ -187,10 +187,11 @@ def test_a_loop_gives_the_bits_of_foreach(kind: str, two: Group) -> None:
     assert [f["digests"] for f in ways[0]] == [f["digests"] for f in ways[1]]
 
 
+@pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_repeats_its_bits(kind: str, two: Group, tmp_path: Path) -> None:
+def test_a_resumed_run_repeats_its_bits(kind: str, fresh: bool, two: Group, tmp_path: Path) -> None:
     config = {**(CONFIGS[kind] or {}), "integrity": {"every": 1}}
-    how = {"kind": kind, "hyper": HYPER[kind], "config": config}
+    how = {"kind": kind, "hyper": HYPER[kind], "config": config, "fresh": fresh}
     straight, again = same(two.run(resumed, **how, steps=7, folder=str(tmp_path)))
     assert straight == again
 

@@ -468,7 +468,7 @@ def masked(*, config: Any) -> bool:
     model = Masked()
     before = model.mask.clone()
     with compressa.attach(model, sgd(model), config) as strategy:
-        for number in range(4):
+        for number in range(9):
             take_step(strategy, number)
         strategy.sync()
     return bool(torch.equal(model.mask, before) and model.layer.weight.isfinite().all())

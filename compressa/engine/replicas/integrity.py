@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from compressa.arrays import bits_of
 from compressa.engine.control.awaited import Awaited
 from compressa.engine.control.control import Control
 from compressa.engine.device_stream import DeviceStream, Mark, device_stream_of
@@ -173,13 +174,11 @@ def _read(device_stream: DeviceStream, mark: Mark, tensors: Tensors) -> Table:
 
 
 def _checksums(tensors: Tensors) -> Table:
-    return {name: checksum(_bytes(tensor)) for name, tensor in tensors.items() if tensor.numel()}
+    return {name: checksum(_bits(tensor)) for name, tensor in tensors.items() if tensor.numel()}
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a tensor's values in row-major order, wherever they lie in memory."""
-    values = tensor.detach().resolve_conj().resolve_neg()
-    return values.contiguous().view(-1).view(torch.uint8)
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return bits_of(tensor.detach().resolve_conj().resolve_neg())
 
 
 def _digest(table: Table) -> bytes:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.engine.replicas.integrity import _bytes, differences
+from compressa.engine.replicas.integrity import _bits, differences
 
 VALUES = st.lists(st.integers(0, 3), min_size=1, max_size=7)
 
@@ -42,8 +42,8 @@ def test_a_tensor_that_a_rank_lacks_is_a_difference_and_cannot_be_repaired_from_
 
 def test_the_bits_are_those_of_the_values_however_they_lie_in_memory() -> None:
     values = torch.randn(3, 4, 5, 6, dtype=torch.complex64)
-    bits = _bytes(values).clone()
-    assert torch.equal(_bytes(values.to(memory_format=torch.channels_last)), bits)
-    assert torch.equal(_bytes(values.conj().clone().conj()), bits)
+    bits = _bits(values).clone()
+    assert torch.equal(_bits(values.to(memory_format=torch.channels_last)), bits)
+    assert torch.equal(_bits(values.conj().clone().conj()), bits)
     for odd in (torch.tensor(True), torch.zeros(0), torch.ones(3).to(torch.float8_e4m3fn)):
-        assert _bytes(odd).numel() == odd.nbytes
+        assert _bits(odd).numel() == odd.nbytes
