@@ -118,9 +118,9 @@ class Stale(Surviving, Strategy):
         worker = self._again(group, False)
         assert isinstance(worker, Worker), "all ranks train"
         self.worker = worker
-        self._flat.keep(worker.state)
         worker.session.keep(group)
         saving.hand_over(before, worker.state, worker.size / size)
+        self._flat.keep(worker.state)
         clock = str(self._copy.clock).encode()
         step = max(map(int, worker.session.all_gather(clock, "strategy.step, clocks")))
         worker.restart(self._flat.vectors, step)

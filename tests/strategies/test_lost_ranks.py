@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,41 @@ def test_neighbours_that_have_come_further_than_others_go_on_together(
     """On a ring, who is far from the lost rank is ahead when it hears of it."""
     strategy = {"name": name, "graph": "ring"}
     survive(pools, strategy, 6, {3: 6}, moment=moment, sync_at=12, compressor="int8")
+
+
+def small_steps_without(*, config: Any, folder: str) -> list[float]:
+    """Rank 2 is killed; rank 0 takes steps that bfloat16 rounds away, each saved and read again."""
+    net = torch.nn.Linear(1, 1, bias=False).bfloat16()
+    torch.nn.init.ones_(net.weight)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    with (
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+        compressa.attach(net, optimizer, config) as strategy,
+    ):
+        for step in range(6):
+            if step == 2 and dist.get_rank() == 2:
+                die()
+            net.weight.grad = torch.full_like(net.weight, -(2.0**-7) * (dist.get_rank() == 0))
+            strategy.step()
+            strategy.sync()
+            if step > 2:
+                strategy.save(folder)
+                strategy.load(folder)
+        return [float(net.weight)]
+
+
+def test_those_who_go_on_keep_the_digits_that_16_bits_lack(pools: Pools, tmp_path: Path) -> None:
+    config = settings(
+        "none", strategy={"name": "central"}, engine={"recover": True}, exchange=TIMES
+    )
+    group, _store = with_a_store_apart(pools, 3)
+    started = group.start(small_steps_without, config=config, folder=str(tmp_path))
+    outcomes = group.collect(started, 60.0)[:2]
+    group.end()
+    for outcome in outcomes:
+        assert outcome.ok, outcome.explain()
+    (found,) = same([outcome.value for outcome in outcomes])
+    assert found == pytest.approx(1 + 2.0**-7 * (2 / 3 + 4 / 2), abs=2.0**-8)
 
 
 def history_without(*, config: Any, culprit: int, meeting: int, steps: int) -> list[Any]:
