@@ -74,7 +74,8 @@ def average(
     """Have all ranks hold the mean of theirs, uncompressed. Collective.
 
     Args:
-        tensors: By name, real; overwritten, with the same bits on all ranks.
+        tensors: By name, real; overwritten, with the same bits on all ranks. Those of 16 bits are
+            averaged in float32, where their sum has room.
         config: Says how values are exchanged.
         group: Who takes part.
         check: Raises who is lost, where that is known otherwise.
@@ -86,8 +87,11 @@ def average(
     check()
     try:
         plain = Config(exchange=config.exchange)
-        with open_handle("strategy.sync", plain, tensors, group) as mean:
-            mean.wait([mean.submit(tensors)], "a mean")
+        wide = {name: x.float() if x.itemsize < 4 else x for name, x in tensors.items()}
+        with open_handle("strategy.sync", plain, wide, group) as mean:
+            mean.wait([mean.submit(wide)], "a mean")
+        for name, x in tensors.items():
+            x.copy_(wide[name])
     except TransportError:
         check()
         raise

@@ -457,6 +457,8 @@ class Masked(nn.Module):
         super().__init__()
         self.layer = nn.Linear(6, 3)
         self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        least = torch.finfo(torch.float16).min  # three of which are more than float16 has
+        self.register_buffer("small", torch.full((3,), least, dtype=torch.float16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.layer(x) @ torch.softmax(self.mask, 1)
@@ -466,12 +468,13 @@ class Masked(nn.Module):
 def masked(*, config: Any) -> bool:
     """Train; return whether all is as finite as it was."""
     model = Masked()
-    before = model.mask.clone()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with compressa.attach(model, sgd(model), config) as strategy:
         for number in range(9):
             take_step(strategy, number)
         strategy.sync()
-    return bool(torch.equal(model.mask, before) and model.layer.weight.isfinite().all())
+    same = all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+    return same and bool(model.layer.weight.isfinite().all())
 
 
 def small_steps(*, config: Any, dtype: str, steps: int) -> list[float]:

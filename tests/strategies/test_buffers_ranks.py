@@ -32,9 +32,10 @@ def named(strategy: dict[str, Any]) -> str:
     return "-".join(map(str, strategy.values()))
 
 
-@pytest.mark.parametrize("strategy", MEETING, ids=named)
-def test_a_mask_of_infinities_stays_as_it_is(strategy: dict[str, Any], two: Group) -> None:
-    assert all(two.run(masked, config={"strategy": strategy}))
+@pytest.mark.parametrize("strategy", [*MEETING, {"name": "gossip"}, {"name": "sgp"}], ids=named)
+def test_constants_stay_as_they_are(strategy: dict[str, Any], pools: Pools) -> None:
+    """Infinities, and the least number of float16."""
+    assert all(pools.get(3).run(masked, config={"strategy": strategy}))
 
 
 @pytest.mark.parametrize("strategy", [*MEETING, *APART], ids=named)
