@@ -62,7 +62,7 @@ def small_steps_saved(*, config: Any, folder: str, steps: int) -> list[float]:
                 if saves:
                     strategy.save(folder)
                     strategy.load(folder)
-        ends.append(float(model.weight))
+        ends.append(model.weight.item())
     return ends
 
 
@@ -80,6 +80,7 @@ def left_by_an_error(*, config: Any) -> list[float]:
             backward(strategy.model)
             strategy.step()
             strategy.sync()
+            dist.barrier()  # who leaves by an error waits for nobody, and others may be in sync
             raise KeyError
     except KeyError:
         pass
