@@ -44,10 +44,10 @@ def test_values_never_lack_what_the_staleness_promises(seed: int, staleness: int
     keeps_its_promise(seed, 4, staleness, 12, servers=4)
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+@pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_values_never_lack_it_in_10_000_schedules(staleness: int) -> None:
-    """A quarter of them each."""
-    for seed in range(2500):
+    """A third of them each."""
+    for seed in range(3334):
         keeps_its_promise(seed, 2 + seed % 2, staleness, staleness + 2, servers=1)
 
 
