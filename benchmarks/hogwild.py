@@ -73,37 +73,21 @@ class HogwildMeasurement(records.Measurement):
     rows: list[Row] = Field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What is to be measured.
-
-    Attributes:
-        turns: Of each number of processes, that are timed; one more comes before.
-        steps: Of each process in a turn.
-        words: How many parameters the model has.
-    """
-
-    turns: int = 7
-    steps: int = 5000
-    words: int = 100_000
-
-
 class HogwildBench:
     """Measures one process, two, and so on up to the number of processors, in turns.
 
     Args:
-        settings: What is to be measured.
+        turns: Of each number of processes, that are timed; one more comes before.
+        steps: Of each process in a turn.
+        words: How many parameters the model has.
 
     Attributes:
         found: What was measured so far.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        header = Header.here(
-            {"torch": version("torch")}, words=settings.words, steps=settings.steps
-        )
-        self.found = HogwildMeasurement(header=header)
-        self._settings = settings
+    def __init__(self, turns: int, steps: int, words: int) -> None:
+        header = Header.here({"torch": version("torch")}, words=words, steps=steps)
+        self.found, self._turns = HogwildMeasurement(header=header), turns
 
     def run(self) -> Iterator[str]:
         """Measure everything; say what comes next, each time that there is a row more.
@@ -120,15 +104,16 @@ class HogwildBench:
             yield "training"
             counts = range(1, most + 1)
             turns: dict[int, list[_Turn]] = {count: [] for count in counts}
-            for _ in range(self._settings.turns + 1):
+            for _ in range(self._turns + 1):
                 for count in counts:
                     turns[count].append(self._turn(ranks, count))
             self.found.rows.extend(_row(count, timed) for count, (_, *timed) in turns.items())
 
     def _turn(self, ranks: Ranks, processes: int) -> _Turn:
-        steps, processors = self._settings.steps, Processors()
-        told = ranks.ask("train", processes=processes, steps=steps, words=self._settings.words)
-        return _Turn(processes * steps / told["seconds"], told["left"], processors.load())
+        header, processors = self.found.header, Processors()
+        told = ranks.ask("train", processes=processes, steps=header.steps, words=header.words)
+        taken = processes * header.steps
+        return _Turn(taken / told["seconds"], told["left"], processors.load())
 
 
 @dataclass(frozen=True)
@@ -220,5 +205,4 @@ def hogwild(
 
     Takes a minute.
     """
-    settings = Settings(turns=turns, steps=steps, words=words)
-    carry_out(HogwildBench(settings), shown, json_file, update)
+    carry_out(HogwildBench(turns, steps, words), shown, json_file, update)

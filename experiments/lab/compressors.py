@@ -113,13 +113,12 @@ def stretches(spec: CompressorSpec, steps: int) -> list[tuple[range, CompressorS
         return [(range(steps), spec)]
     if spec.first.steps >= steps:
         raise ValueError(f"{spec.name}: the first {spec.first.steps} of {steps} steps are all")
-    other = spec.first.optimizer is not None
-    first = spec.model_copy(update={"config": spec.first.config, "first": None})
-    rest = spec.model_copy(update={"first": None})
-    if other:
-        first = first.model_copy(update={"optimizer": spec.first.optimizer})
-    else:
-        rest = rest.model_copy(update={"optimizer": None})
+    own, later = spec.first.optimizer, spec.optimizer
+    begins, goes_on = (later, None) if own is None else (own, later)
+    first = spec.model_copy(
+        update={"config": spec.first.config, "optimizer": begins, "first": None}
+    )
+    rest = spec.model_copy(update={"optimizer": goes_on, "first": None})
     return [(range(spec.first.steps), first), (range(spec.first.steps, steps), rest)]
 
 
