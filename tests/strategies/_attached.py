@@ -177,17 +177,6 @@ def step_by_itself(*, config: Any) -> str:
     return said
 
 
-def buffers(*, config: Any, steps: int) -> list[list[Any]]:
-    """Return running means before and after the last meeting."""
-    model = Normed()
-    with compressa.attach(model, sgd(model), config) as strategy:
-        for number in range(steps):
-            take_step(strategy, number)
-        before = model.norm.running_mean.tolist()
-        strategy.sync()
-        return [before, model.norm.running_mean.tolist()]
-
-
 def lost(*, config: Any, step: int, pause_s: float = 0.0) -> list[Any]:
     """Have rank 1 end in a step; return what the others are told."""
     model = Regression()
@@ -333,17 +322,6 @@ def moved(*, config: Any) -> None:
             take_step(strategy, number)
 
 
-def running_means(*, config: Any, steps: int) -> list[Any]:
-    """Return running means after training and `sync`."""
-    model = Normed()
-    with compressa.attach(model, sgd(model), config) as strategy:
-        for number in range(steps):
-            take_step(strategy, number)
-        own = model.norm.running_mean.tolist()
-        strategy.sync()
-        return [own, model.norm.running_mean.tolist()]
-
-
 def switched(*, config: Any, to: Any) -> list[str]:
     """Switch; return the names of what is told at meetings compresses with, before and after."""
     model = Normed()
@@ -353,56 +331,6 @@ def switched(*, config: Any, to: Any) -> list[str]:
             take_step(strategy, number)
         strategy.sync()
         return sorted(strategy.stats().compressors)
-
-
-def served(
-    *, config: Any, steps: int, slow_s: float = 0.0, leave: bool = False, rate: float = RATE
-) -> list[Any]:
-    """Train, or serve; return the loss at the beginning and in the end, and where that is.
-
-    Args:
-        config: Of a strategy with servers.
-        steps: Of each rank.
-        slow_s: How much longer rank 0 takes for a step.
-        leave: Whether ranks close without `sync`.
-        rate: Of SGD.
-    """
-    model, began_s = Regression(), time.monotonic()
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
-    with compressa.attach(model, optimizer, config) as strategy:
-        if strategy.serves:
-            strategy.serve()
-            return []
-        first = loss_of(model)
-        for number in range(steps):
-            time.sleep(slow_s if dist.get_rank() == 0 else 0.0)
-            take_step(strategy, number)
-        seconds = time.monotonic() - began_s
-        if not leave:
-            strategy.sync()
-        return [first, loss_of(model), values_of(model), strategy.stats().steps, seconds]
-
-
-def loss_of(model: nn.Module) -> float:
-    """Of all ranks' first batches."""
-    with torch.no_grad():
-        pairs = [[torch.from_numpy(a).float() for a in batch(r, 0)] for r in range(3)]
-        return float(sum((model(x) - y).square().mean() for x, y in pairs))
-
-
-def trains_not(*, config: Any) -> list[str]:
-    """Call on a server what only ranks that train may, and the other way round."""
-    model, said = Regression(), []
-    with compressa.attach(model, sgd(model), config) as strategy:
-        calls = [strategy.step, strategy.sync] if strategy.serves else [strategy.serve]
-        for call in calls:
-            try:
-                call()
-            except compressa.StateError as error:
-                said.append(str(error))
-        if strategy.serves:
-            strategy.serve()
-    return said
 
 
 def saved_and_read(*, config: Any, folder: str) -> list[Any]:
@@ -448,74 +376,6 @@ def embedded(*, config: Any, steps: int) -> list[Any]:
             losses.append(float(loss.detach()))
         strategy.sync()
     return [sum(losses[:5]), sum(losses[-5:])]
-
-
-class Masked(nn.Module):
-    """With a buffer of infinities, which is a constant."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
-        least = torch.finfo(torch.float16).min  # three of which are more than float16 has
-        self.register_buffer("small", torch.full((3,), least, dtype=torch.float16))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.layer(x) @ torch.softmax(self.mask, 1)
-        return result
-
-
-def masked(*, config: Any) -> bool:
-    """Train; return whether all is as finite as it was."""
-    model = Masked()
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with compressa.attach(model, sgd(model), config) as strategy:
-        for number in range(9):
-            take_step(strategy, number)
-        strategy.sync()
-    same = all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
-    return same and bool(model.layer.weight.isfinite().all())
-
-
-def small_steps(*, config: Any, dtype: str, steps: int) -> list[float]:
-    """Rank 0 takes steps that 16 bits round away from what all average; return where it ends."""
-    model = nn.Linear(1, 1, bias=False).to(getattr(torch, dtype))
-    with torch.no_grad():
-        model.weight.fill_(1.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with compressa.attach(model, optimizer, config) as strategy:
-        for _ in range(steps):
-            model.weight.grad = torch.full_like(model.weight, -(2.0**-7) * (dist.get_rank() == 0))
-            strategy.step()
-        strategy.sync()
-        return [float(model.weight)]
-
-
-def uneven(*, config: Any) -> list[Any]:
-    """Only rank 1 takes steps between two calls of sync; return where all are then."""
-    model = Regression()
-    with compressa.attach(model, sgd(model), config) as strategy:
-        take_step(strategy, 0)
-        strategy.sync()
-        if dist.get_rank():
-            take_step(strategy, 1)
-        strategy.sync()
-        return [values_of(model)]
-
-
-def left_early(*, config: Any) -> list[float]:
-    """Rank 0 adds ten steps of one and leaves; return what the others hold after `sync`."""
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with compressa.attach(model, optimizer, config) as strategy:
-        if dist.get_rank() == 0:
-            for _ in range(10):
-                model.weight.grad = -torch.ones_like(model.weight)
-                strategy.step()
-    if dist.get_rank() == 0:
-        return [10.0]
-    return [float(model.weight)]
 
 
 def gone_back(*, config: Any, folder: str) -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _attached import Normed, sgd, take_step
 from torch import nn
 
 import compressa
@@ -106,3 +107,66 @@ def strided(*, config: Any) -> list[Any]:
             strategy.step()
         strategy.sync()
     return model.scale.tolist()
+
+
+class Masked(nn.Module):
+    """With a buffer of infinities, which is a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        least = torch.finfo(torch.float16).min  # three of which are more than float16 has
+        self.register_buffer("small", torch.full((3,), least, dtype=torch.float16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) @ torch.softmax(self.mask, 1)
+        return result
+
+
+def masked(*, config: Any) -> bool:
+    """Train; return whether all is as finite as it was."""
+    model = Masked()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(9):
+            take_step(strategy, number)
+        strategy.sync()
+    same = all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+    return same and bool(model.layer.weight.isfinite().all())
+
+
+def small_steps(*, config: Any, dtype: str, steps: int) -> list[float]:
+    """Rank 0 takes steps that 16 bits round away from what all average; return where it ends."""
+    model = nn.Linear(1, 1, bias=False).to(getattr(torch, dtype))
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with compressa.attach(model, optimizer, config) as strategy:
+        for _ in range(steps):
+            model.weight.grad = torch.full_like(model.weight, -(2.0**-7) * (dist.get_rank() == 0))
+            strategy.step()
+        strategy.sync()
+        return [float(model.weight)]
+
+
+def buffers(*, config: Any, steps: int) -> list[list[Any]]:
+    """Return running means before and after the last meeting."""
+    model = Normed()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(steps):
+            take_step(strategy, number)
+        before = model.norm.running_mean.tolist()
+        strategy.sync()
+        return [before, model.norm.running_mean.tolist()]
+
+
+def running_means(*, config: Any, steps: int) -> list[Any]:
+    """Return running means after training and `sync`."""
+    model = Normed()
+    with compressa.attach(model, sgd(model), config) as strategy:
+        for number in range(steps):
+            take_step(strategy, number)
+        own = model.norm.running_mean.tolist()
+        strategy.sync()
+        return [own, model.norm.running_mean.tolist()]

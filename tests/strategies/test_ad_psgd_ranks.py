@@ -6,15 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _attached import (
-    attached,
-    lost,
-    running_means,
-    saved_and_read,
-    saved_apart,
-    served,
-)
+from _attached import attached, lost, saved_and_read, saved_apart
+from _buffers import running_means
 from _ranks import Group, Pools, same, settings
+from _served import served
 
 pytestmark = pytest.mark.ranks
 

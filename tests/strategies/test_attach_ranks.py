@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from _attached import (
     attached,
-    buffers,
     embedded,
     every_step,
     go_on,
@@ -22,13 +21,13 @@ from _attached import (
     of_16_bits,
     opened_otherwise,
     resumed,
-    running_means,
     saved_apart,
     saved_before_a_meeting,
     scaled,
     step_by_itself,
     switched,
 )
+from _buffers import buffers, running_means
 from _ranks import Group, Pools, same, settings
 
 from compressa.tracing.reader import read

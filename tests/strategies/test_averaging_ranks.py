@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _attached import history, served
+from _attached import history
 from _averaging_oracle import trained
 from _ranks import Group, Pools, same
 from _ranks import settings as compressed
+from _served import served
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _attached import masked, small_steps
-from _buffers import counted, least_variance, left_by_an_error, small_steps_saved, strided
+from _buffers import (
+    counted,
+    least_variance,
+    left_by_an_error,
+    masked,
+    small_steps,
+    small_steps_saved,
+    strided,
+)
 from _ranks import Group, Pools, same
 
 pytestmark = pytest.mark.ranks

@@ -7,24 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _attached import (
-    attached,
-    gone_back,
-    history,
-    left_early,
-    loaded_on_one_rank,
-    lost,
-    masked,
-    resumed,
-    running_means,
-    saved_apart,
-    served,
-    small_steps,
-    trains_not,
-    uneven,
-)
+from _attached import attached, gone_back, history, loaded_on_one_rank, lost, resumed, saved_apart
 from _averaging_oracle import trained
+from _buffers import masked, running_means, small_steps
 from _ranks import Group, Pools, same, settings
+from _served import left_early, served, trains_not, uneven
 
 pytestmark = pytest.mark.ranks
 
