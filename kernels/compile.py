@@ -222,11 +222,12 @@ def compile_dct(kinds: Kinds) -> None:
     residual, out = np.zeros((2, _ELEMS), np.float32)
     form = dct.ChunkForm(chunk=64, kept=_KEPT)
     value_elems, place_bytes = form.sizes(_ELEMS)
-    values, places = np.zeros(value_elems, np.float32), np.zeros(place_bytes, np.uint8)
-    for x in kinds(_ZEROS):
-        for kept in (None, residual):
-            dct.keep_coefficients(x, values, places, form=form, residual=kept)
-    dct.add_coefficients(values, places, out, form=form)
+    places = np.zeros(place_bytes, np.uint8)
+    for values in kinds(np.zeros(value_elems, np.float32)):
+        for x in kinds(_ZEROS):
+            for kept in (None, residual):
+                dct.keep_coefficients(x, values, places, form=form, residual=kept)
+        dct.add_coefficients(values, places, out, form=form)
 
 
 def compile_selections(kinds: Kinds) -> None:

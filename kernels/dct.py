@@ -14,8 +14,9 @@ matrix or the vector is padded with zeros, and all n coefficients can be kept.
 
 Places on the wire, per tile `ChunkForm.place_bytes` bytes, of two formats the shorter one (the
 first of equal ones): k increasing numbers of log2 n bits in one little-endian bit stream, the last
-byte filled with zeros; or a bitmap, element e being bit e % 8 of byte e // 8. Values are float32, k
-per tile, in the order of their places. Tiles follow each other from left to right, then downwards.
+byte filled with zeros; or a bitmap, element e being bit e % 8 of byte e // 8. Values are float32,
+float16 or bfloat16, k per tile, in the order of their places. Tiles follow each other from left to
+right, then downwards.
 
 Exact arithmetic:
 
@@ -24,15 +25,16 @@ Exact arithmetic:
   every machine. No library's cosine is asked, and so replicas agree on T to the bit.
 * A coefficient is the float64 sum over i in order, each product rounded, rounded to float32 at the
   end; so after the rows, and again after the columns. Kept: the k largest |c|; of equal ones the
-  lower j.
+  lower j. Values of 16 bits are these, rounded once more, to nearest and ties to even.
 * decode: first each row of coefficients of which one is kept: for each i the float64 sum over the
   kept j in order, each product rounded, rounded to float32 at the end. Then, if the tile has more
   than one row, each column likewise, over those rows in order. New residual =
   (p - decode) * (1 / loss_scale) in float32.
-* If any coefficient of a tile is infinite or NaN, all its values are NaN, at places 0 to k-1. Its
-  residual is left as it was if some p is not finite. Otherwise, and for an element whose residual
-  would not be finite, it is w = p * (1 / loss_scale) where |w| <= 2**121, which a smaller loss
-  scale will send, and left as it was elsewhere: coefficients of larger ones need more than float32.
+* If any coefficient or value of a tile is infinite or NaN, all its values are NaN, at places 0 to
+  k-1. Its residual is left as it was if some p is not finite. Otherwise, and for an element whose
+  residual would not be finite, it is w = p * (1 / loss_scale) where |w| <= 2**121, or 2**9 for
+  values in float16, which a smaller loss scale will send, and left as it was elsewhere: no values
+  hold the coefficients of larger ones.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,13 +58,19 @@ from ._arrays import (
     check_gradient,
 )
 from ._backends import backend
-from ._numpy import combine, effective, remainder, widened
+from ._numpy import combine, effective, put, remainder, widened
 
 Places = npt.NDArray[np.intp]
 
+Coefficients = npt.NDArray[Any]
+"""float32, float16, or uint16 that holds the bits of bfloat16."""
+
 LEAST, MOST = 16, 64
-LARGEST_WHOLE = 2.0**121
-"""Coefficients of elements up to this are finite: they are at most 64 times as large."""
+
+
+def largest_whole(values: Coefficients) -> float:
+    """Return up to which elements' coefficients are finite: they are at most 64 times as large."""
+    return 2.0**9 if values.dtype == np.float16 else 2.0**121
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +176,7 @@ def _quarter(chunk: int) -> F64:
 
 def keep_coefficients(
     x: Gradient,
-    values: F32,
+    values: Coefficients,
     places: U8,
     *,
     form: ChunkForm,
@@ -186,7 +195,7 @@ def keep_coefficients(
 
     Args:
         x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
-        values: float32[form.sizes(n)[0]], overwritten.
+        values: float32[form.sizes(n)[0]]; float16 or, for bfloat16, uint16 too. Overwritten.
         places: uint8[form.sizes(n)[1]], overwritten.
         form: Tiles, and how many coefficients of each.
         residual: float32[n], updated in place; None for no feedback.
@@ -210,13 +219,18 @@ def keep_coefficients(
         coefficients = _transform(p, form)
         order = np.argsort(-np.abs(coefficients), kind="stable")
         kept = np.sort(order[: form.kept])
-        sent = coefficients[kept]
-        if not np.isfinite(coefficients).all():
-            kept, sent = np.arange(form.kept), np.full(form.kept, np.nan, np.float32)
-        values[chosen], places[packed] = sent, _pack(kept, form)
+        put(coefficients[kept], values[chosen])
+        if not (np.isfinite(coefficients).all() and np.isfinite(widened(values[chosen])).all()):
+            kept = np.arange(form.kept)
+            put(np.full(form.kept, np.nan, np.float32), values[chosen])
+        sent, places[packed] = widened(values[chosen]), _pack(kept, form)
         if residual is not None and all(np.isfinite(row).all() for row in p):
             for row, own, decoded in zip(rows, p, _decode(sent, kept, form), strict=False):
-                residual[row] = _left_behind(own, decoded[: own.size], residual[row], loss_scale)
+                error = remainder(own, decoded[: own.size], loss_scale)
+                whole = own * (np.float32(1) / np.float32(loss_scale))
+                fits = np.abs(whole) <= largest_whole(values)
+                left_whole = np.where(fits, whole, residual[row])
+                residual[row] = np.where(np.isfinite(error), error, left_whole)
 
 
 def are_places(places: U8, *, form: ChunkForm) -> bool:
@@ -244,7 +258,7 @@ def are_places(places: U8, *, form: ChunkForm) -> bool:
 
 
 def add_coefficients(
-    values: F32,
+    values: Coefficients,
     places: U8,
     out: F32,
     *,
@@ -255,7 +269,7 @@ def add_coefficients(
     """Transform back into ``out``, or add to it: out (+)= weight * decode, each step rounded.
 
     Args:
-        values: float32[form.sizes(n)[0]]; any values are valid.
+        values: float32[form.sizes(n)[0]]; float16 or, for bfloat16, uint16 too. Any are valid.
         places: uint8[form.sizes(n)[1]], checked before anything is written.
         out: float32[n], overwritten, or added to.
         form: Tiles, and how many coefficients of each.
@@ -274,16 +288,17 @@ def add_coefficients(
         kernel.add_coefficients(values, places, out, form=form, weight=weight, add=add)
         return
     for rows, chosen, packed in _tiles(out.size, form):
-        decoded = _decode(values[chosen], _unpack(places[packed], form), form)
+        decoded = _decode(widened(values[chosen]), _unpack(places[packed], form), form)
         for row, line in zip(rows, decoded, strict=False):
             combine(out[row], line[: row.stop - row.start], weight, add)
 
 
 def _check_payload(
-    values: F32, places: U8, n: int, form: ChunkForm, *, writable: bool = False
+    values: Coefficients, places: U8, n: int, form: ChunkForm, *, writable: bool = False
 ) -> None:
     value_elems, place_bytes = form.sizes(n)
-    check_array("values", values, np.float32, (value_elems,), writable=writable)
+    dtype = values.dtype if values.dtype in (np.float16, np.uint16) else np.float32
+    check_array("values", values, dtype, (value_elems,), writable=writable)
     check_array("places", places, np.uint8, (place_bytes,), writable=writable)
 
 
@@ -343,11 +358,3 @@ def _decode(values: F32, places: Places, form: ChunkForm) -> F32:
     if form.height == 1:
         return rows[0][None]
     return np.stack([_sum_in_order(line[kept], np.stack(rows)) for line in turned])
-
-
-def _left_behind(p: F32, decoded: F32, before: F32, loss_scale: float) -> F32:
-    """The error; the element where there is none and it can be sent later, or what was there."""
-    error = remainder(p, decoded, loss_scale)
-    whole = p * (np.float32(1) / np.float32(loss_scale))
-    kept_whole = np.where(np.abs(whole) <= LARGEST_WHOLE, whole, before)
-    return np.where(np.isfinite(error), error, kept_whole)

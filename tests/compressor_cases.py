@@ -71,6 +71,8 @@ VARIANTS: dict[str, Compressor] = {
     "randomk-unbiased": RandomK(density=0.3, unbiased=True),
     "demo-few": DeMo(chunk=16, kept=3),
     "demo-all": DeMo(chunk=32, kept=1024),
+    "demo-bfloat16": DeMo(chunk=16, kept=3, value_dtype="bfloat16"),
+    "demo-float16": DeMo(kept=40, columns=64, value_dtype="float16"),
     "powersgd-rank-1": PowerSGD(approx_rank=1),
     "acpsgd-rank-1": ACPSGD(approx_rank=1),
     "intsgd-32": IntSGD(bits=32),

@@ -54,6 +54,7 @@ SETTINGS: list[tuple[Callable[..., Any], str, list[Any], str]] = [
     (ChunkedTopK, "chunk", [32, 100, 2048], "chunk"),
     (ChunkedTopK, "density", [0.0, 1.5], "density"),
     (DeMo, "chunk", [8, 48], "demo: chunk must be a power of two from 16 to 64, not (8|48)"),
+    (DeMo, "value_dtype", ["float8"], "demo: value_dtype must be one of float32"),
     (DeMo, "kept", [0, 4097], "demo: kept must lie between 1 and 4096, not (0|4097)"),
     (DGC, "density", [0.0, 2.0], r"dgc: density must be in \(0, 1\]"),
     (DGC, "sample", [0.0, 1.5], r"dgc: sample must be in \(0, 1\]"),

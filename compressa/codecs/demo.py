@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
 
 from compressa.bias import LARGEST, Range
 from compressa.codecs._kernel import Array, KernelCodec, Parts
+from compressa.codecs._sparse import SparseForm, ValueDtype
 from compressa.codecs.base import Contraction, Draw
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import cuda, dct, device_of
@@ -41,18 +44,19 @@ class DeMo(KernelCodec):
     a dimension: here the last ones are padded with zeros. It averages a coefficient over the ranks
     that sent it, here over all.
 
-    Wire format: per tile k little-endian float32 coefficients, in the order of their j; after all
-    of them, per tile their indices, in whichever takes fewer bytes: k numbers of log2 n bits each,
-    one little-endian bit stream filled up to a byte, or a bitmap of n bits (bit j % 8 of byte
-    j // 8), where n is N^2 for tiles and N for chunks. Tiles follow each other from left to right,
-    then downwards. Bias: a contraction with delta = k / n but for rounding, reached by a tile whose
-    coefficients are all alike. A tile with a NaN or an infinity decodes to NaN. Every rank decodes
-    the same bits: see `compressa.kernels.dct`.
+    Wire format: per tile k little-endian coefficients in `value_dtype`, in the order of their j;
+    after all of them, per tile their indices, in whichever takes fewer bytes: k numbers of log2 n
+    bits each, one little-endian bit stream filled up to a byte, or a bitmap of n bits (bit j % 8 of
+    byte j // 8), where n is N^2 for tiles and N for chunks. Tiles follow each other from left to
+    right, then downwards. Bias: a contraction with delta = k / n but for rounding, reached by a
+    tile whose coefficients are all alike. A tile with a NaN or an infinity decodes to NaN. Every
+    rank decodes the same bits: see `compressa.kernels.dct`.
 
     Args:
         chunk: N, a power of two.
         kept: k, at most n; all of a vector's chunk, if that is less.
         columns: Elements of a row of the matrix; 0 for those of each parameter.
+        value_dtype: Dtype of the coefficients on the wire; what a cast loses stays in the residual.
 
     Example:
         >>> DeMo(columns=1024).wire_bytes(1 << 20)
@@ -65,9 +69,15 @@ class DeMo(KernelCodec):
     chunk: Annotated[int, Ge(dct.LEAST), Le(dct.MOST)] = 64
     kept: Annotated[int, Ge(1), Le(dct.MOST**2)] = 32
     columns: Annotated[int, Ge(0), Le(1 << 20)] = 0
+    value_dtype: ValueDtype = "float32"
 
     def __post_init__(self) -> None:
         self._form(self.kept, self.columns or self.chunk)
+        _ = self._values  # it checks itself
+
+    @property
+    def _values(self) -> SparseForm:
+        return SparseForm(self.name, self.value_dtype)
 
     @cached_property
     def form(self) -> dct.ChunkForm:
@@ -98,16 +108,27 @@ class DeMo(KernelCodec):
         """All kernels."""
         return True
 
+    @property
+    def head_dtype(self) -> npt.DTypeLike:
+        """As the kernels take it: NumPy has no bfloat16, so its bits."""
+        return {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[
+            self.value_dtype
+        ]
+
     def arrays(self, elems: int) -> tuple[int, int]:
-        """Four bytes per coefficient, and its index."""
+        """Coefficients, and their indices."""
         values, place_bytes = self.form.sizes(elems)
-        return 4 * values, place_bytes
+        return np.dtype(self.head_dtype).itemsize * values, place_bytes
 
     def bias(self, elems: int) -> Contraction:
         """Delta = k / n; rounding is a part of the error."""
-        left = math.sqrt(1.0 - self.form.kept / self.form.tile_elems) + _ROUNDING
-        range_ = Range(2.0**-100, LARGEST / self.form.tile_elems)
-        return Contraction(max(0.0, 1.0 - left**2), range_)
+        kept, tile_elems, values = self.form.kept, self.form.tile_elems, self._values
+        left = math.sqrt(1.0 - kept / tile_elems * (1.0 - values.rounding**2)) + _ROUNDING
+        # A tile of one such element has small coefficients, whose casts lose half of the smallest
+        # number of the dtype each; and no coefficient is larger than all elements together.
+        smallest = max(2.0**-100, math.sqrt(kept) * values.range.smallest)
+        largest = min(LARGEST, values.range.largest) / tile_elems
+        return Contraction(max(0.0, 1.0 - left**2), Range(smallest, largest))
 
     def quantize(
         self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float

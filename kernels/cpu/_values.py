@@ -20,6 +20,14 @@ _QUIET = 0x7FC0  # bfloat16's NaN
 
 Values = npt.NDArray[Any]
 
+INFINITY = np.uint32(0x7F800000)
+TOO_LARGE = {
+    np.dtype(np.float32): INFINITY,
+    np.dtype(np.float16): np.uint32(0x477FF000),
+    np.dtype(np.uint16): np.uint32(0x7F7F8000),
+}
+"""The bits of the smallest float32 number that is infinite as such an element."""
+
 
 def bits_of(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array as kernels take it: float16 as int16, all else as it is."""
@@ -45,13 +53,14 @@ def load(typing: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """Round a float32 to nearest, ties to even, as element ``index`` of int16 or uint16."""
+    """Write a float32 to element ``index``; 16 bits are rounded to nearest, ties to even."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        narrow = _half if array.dtype == types.int16 else _bfloat16
-        bits = narrow(builder, arguments[2])
-        builder.store(bits, builder.gep(data, [arguments[1]]))
+        value = arguments[2]
+        if array.dtype != types.float32:
+            value = (_half if array.dtype == types.int16 else _bfloat16)(builder, value)
+        builder.store(value, builder.gep(data, [arguments[1]]))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.float32), generate

@@ -13,15 +13,9 @@ from ._feedback import effective, factors_of, magnitude_bits
 from ._jit import inlined, lean
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import fetch
-from ._values import Values, bits_of, load, store
+from ._values import INFINITY, TOO_LARGE, Values, bits_of, load, store
 from ._view import view
 
-_INFINITY = np.uint32(0x7F800000)
-_TOO_LARGE = {
-    np.dtype(np.float16): np.uint32(0x477FF000),
-    np.dtype(np.uint16): np.uint32(0x7F7F8000),
-}
-"""The bits of the smallest float32 number whose cast is infinite."""
 _ROW = 192  # elements between two rounds of hints to memory
 _AHEAD = 768  # both found by trying, on a Sapphire Rapids core
 _PIECE = 1024  # elements of a sum that are made at a time, in the first-level cache
@@ -43,7 +37,7 @@ def _narrow_row(
             sent = load(out, i)
             error, whole = np.float32((p - sent) * back), np.float32(p * back)
             kept = whole if magnitude_bits(whole) < too_large else residual[i]
-            residual[i] = error if magnitude_bits(sent) < _INFINITY else kept
+            residual[i] = error if magnitude_bits(sent) < INFINITY else kept
 
 
 @lean
@@ -106,7 +100,7 @@ def _sum(
 
 
 def narrow(x: F32, out: Half, *, residual: F32 | None = None, loss_scale: float = 1.0) -> None:
-    bits, (factor, back), too_large = bits_of(out), factors_of(loss_scale), _TOO_LARGE[out.dtype]
+    bits, (factor, back), too_large = bits_of(out), factors_of(loss_scale), TOO_LARGE[out.dtype]
 
     def work(low: int, high: int) -> None:
         kept = None if residual is None else residual[low:high]

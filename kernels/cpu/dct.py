@@ -9,20 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, F64, U8, U16, U32, Gradient
-from ..dct import LARGEST_WHOLE, ChunkForm, basis
+from ..dct import ChunkForm, Coefficients, basis, largest_whole
 from ..threads import over_slices
 from ._feedback import Factors, Values, combine, factors_of, fill_largest, magnitude_bits, place
 from ._jit import jit, lean, lean_nested
-from ._values import bits_of
+from ._values import INFINITY, TOO_LARGE, bits_of, load, store
 from ._view import view
 
 Sizes = tuple[int, int, int, int, int, int]
 """Rows of a tile, elements of one, elements from one to the next; kept coefficients of a tile, bits
 of a place (0: a bitmap), bytes of places."""
-Rooms = tuple[F32, F32, F32, U32, U16, F64]
+Rooms = tuple[F32, F32, F32, F32, U32, U16, F64]
+Limits = tuple[np.uint32, np.float32]
+"""The bits of the smallest coefficient that no value holds; and of elements, the largest one whose
+coefficients are values."""
 
-_INFINITY = np.uint32(0x7F800000)
-_LARGEST_WHOLE = np.float32(LARGEST_WHOLE)
 _NAN = np.float32(np.nan)
 _ONE = np.uint32(1)
 
@@ -132,6 +133,14 @@ def _choose(coefficients: F32, keys: U32, values: F32, chosen: U16) -> None:
 
 
 @lean_nested
+def _send(chosen: F32, values: Values) -> None:
+    """Write coefficients to the payload; they become what arrives."""
+    for i in range(chosen.size):
+        store(values, i, chosen[i])
+        chosen[i] = load(values, i)
+
+
+@lean_nested
 def _mark_overflow(values: F32, chosen: U16) -> None:
     for i in range(values.size):
         values[i], chosen[i] = _NAN, np.uint16(i)
@@ -186,12 +195,12 @@ def _unpack(packed: U8, width: int, chosen: U16) -> bool:
 
 
 @lean_nested
-def _keep(p: F32, decoded: F32, residual: F32, back: np.float32) -> None:
+def _keep(p: F32, decoded: F32, residual: F32, back: np.float32, largest: np.float32) -> None:
     """The error; where there is none to speak of, the element itself if it can be sent later."""
     for i in range(residual.size):
         error, whole = (p[i] - decoded[i]) * back, p[i] * back
-        kept = whole if np.abs(whole) <= _LARGEST_WHOLE else residual[i]
-        residual[i] = error if magnitude_bits(error) < _INFINITY else kept
+        kept = whole if np.abs(whole) <= largest else residual[i]
+        residual[i] = error if magnitude_bits(error) < INFINITY else kept
 
 
 @lean_nested
@@ -216,7 +225,7 @@ def _transform_tile(
 ) -> bool:
     """Leave a tile's coefficients in the first room; return whether all of p is finite."""
     height, chunk = sizes[:2]
-    coefficients, lines, room, _, _, sums = rooms
+    coefficients, lines, room, _, _, _, sums = rooms
     finite, rows = True, 0
     for i in range(height):
         low, high = _row(sizes, x.size, tile, i)
@@ -237,14 +246,21 @@ def _transform_tile(
 
 @lean_nested
 def _keep_tile(
-    x: Values, residual: F32, factors: Factors, tile: int, sizes: Sizes, decoded: F32, room: F32
+    x: Values,
+    residual: F32,
+    factors: Factors,
+    largest: np.float32,
+    tile: int,
+    sizes: Sizes,
+    decoded: F32,
+    room: F32,
 ) -> None:
     for i in range(sizes[0]):
         low, high = _row(sizes, x.size, tile, i)
         now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
         fill_largest(now, left, factors[0], p, None, None, 0)
-        _keep(p, view(decoded, i * sizes[1], (i + 1) * sizes[1]), left, factors[1])
+        _keep(p, view(decoded, i * sizes[1], (i + 1) * sizes[1]), left, factors[1], largest)
 
 
 @lean
@@ -252,25 +268,26 @@ def _encode(
     x: Values,
     residual: F32 | None,
     factors: Factors,
-    values: F32,
+    limits: Limits,
+    values: Values,
     places: U8,
     sizes: Sizes,
     matrices: tuple[F64, F64],
     rooms: Rooms,
 ) -> None:
     kept, width, place_bytes = sizes[3:]
-    coefficients, lines, room, keys, chosen, sums = rooms
+    coefficients, lines, room, sent, keys, chosen, sums = rooms
     for t in range(values.size // kept):
         finite = _transform_tile(x, residual, factors[0], t, sizes, matrices, rooms)
-        sent = view(values, t * kept, (t + 1) * kept)
-        if _largest_key(coefficients, keys) < _INFINITY:
+        if _largest_key(coefficients, keys) < limits[0]:
             _choose(coefficients, keys, sent, chosen)
         else:
             _mark_overflow(sent, chosen)
+        _send(sent, view(values, t * kept, (t + 1) * kept))
         _pack(chosen, width, view(places, t * place_bytes, (t + 1) * place_bytes))
         if residual is not None and finite:
             _transform_back(sent, chosen, sizes[0], matrices[0], lines, coefficients, sums)
-            _keep_tile(x, residual, factors, t, sizes, coefficients, room)
+            _keep_tile(x, residual, factors, limits[1], t, sizes, coefficients, room)
 
 
 @jit
@@ -284,7 +301,7 @@ def _check(places: U8, kept: int, width: int, place_bytes: int) -> bool:
 
 @jit
 def _decode(
-    values: F32,
+    values: Values,
     places: U8,
     out: F32,
     weight: np.float32,
@@ -294,10 +311,11 @@ def _decode(
     rooms: Rooms,
 ) -> None:
     height, chunk, _, kept, width, place_bytes = sizes
-    decoded, lines, _, _, chosen, sums = rooms
+    decoded, lines, _, some, _, chosen, sums = rooms
     for t in range(values.size // kept):
         _unpack(view(places, t * place_bytes, (t + 1) * place_bytes), width, chosen)
-        some = view(values, t * kept, (t + 1) * kept)
+        for i in range(kept):
+            some[i] = load(values, t * kept + i)
         _transform_back(some, chosen, height, table, lines, decoded, sums)
         for i in range(height):
             low, high = _row(sizes, out.size, t, i)
@@ -310,22 +328,23 @@ def _sizes(form: ChunkForm) -> Sizes:
 
 
 def _rooms(form: ChunkForm) -> Rooms:
-    """Memory for a tile's coefficients, its rows half transformed, p, keys, places and sums."""
+    """A tile's coefficients, its rows half transformed, p, what is sent, keys, places and sums."""
     coefficients, lines = np.empty((2, form.tile_elems), np.float32)
     room, sums = np.empty(form.chunk, np.float32), np.empty(form.chunk)
+    sent = np.empty(form.kept, np.float32)
     keys, chosen = np.empty(form.tile_elems, np.uint32), np.empty(form.kept, np.uint16)
-    return coefficients, lines, room, keys, chosen, sums
+    return coefficients, lines, room, sent, keys, chosen, sums
 
 
-def _part(form: ChunkForm, values: F32, places: U8, low: int, high: int) -> tuple[F32, U8]:
+def _part(form: ChunkForm, values: Values, places: U8, low: int, high: int) -> tuple[Values, U8]:
     """Values and places of the bands between two of their edges."""
     (first, begin), (last, end) = form.sizes(low), form.sizes(high)
-    return values[first:last], places[begin:end]
+    return bits_of(values[first:last]), places[begin:end]
 
 
 def keep_coefficients(
     x: Gradient,
-    values: F32,
+    values: Coefficients,
     places: U8,
     *,
     form: ChunkForm,
@@ -333,6 +352,7 @@ def keep_coefficients(
     loss_scale: float = 1.0,
 ) -> None:
     elements, factors = bits_of(x), factors_of(loss_scale)
+    limits = TOO_LARGE[values.dtype], np.float32(largest_whole(values))
     table, turned = (matrix.reshape(-1) for matrix in basis(form.chunk))
 
     def work(low: int, high: int) -> None:
@@ -340,6 +360,7 @@ def keep_coefficients(
             elements[low:high],
             None if residual is None else residual[low:high],
             factors,
+            limits,
             *_part(form, values, places, low, high),
             _sizes(form),
             (table, turned),
@@ -354,7 +375,7 @@ def are_places(places: U8, *, form: ChunkForm) -> bool:
 
 
 def add_coefficients(
-    values: F32,
+    values: Coefficients,
     places: U8,
     out: F32,
     *,

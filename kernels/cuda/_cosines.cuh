@@ -110,6 +110,28 @@ struct Form {
     int kept, width, place_bytes;  // width: bits of a place; 0 for a bitmap
 };
 
+// Coefficients as they lie on the wire.
+struct Sent {
+    void* bits;
+    int kind;
+};
+
+// The bits of the smallest float32 that is infinite as one of them.
+DEVICE u32 too_large(Sent sent) {
+    return sent.kind == FLOAT32 ? INFINITE : sent.kind == FLOAT16 ? 0x477FF000u : 0x7F7F8000u;
+}
+
+// Coefficients of elements up to this are less.
+DEVICE float largest_whole(Sent sent) { return sent.kind == FLOAT16 ? 0x1p9f : 0x1p121f; }
+
+// Write one; returns what arrives.
+DEVICE float put(Sent sent, i64 i, float value) {
+    if (sent.kind == FLOAT32) return static_cast<float*>(sent.bits)[i] = value;
+    u32 half = narrow_bits(value, sent.kind);
+    static_cast<u16*>(sent.bits)[i] = u16(half);
+    return widen(half, sent.kind);
+}
+
 DEVICE u32 bits_below(int bit) { return (1u << bit) - 1u; }
 
 // Place k of a stream.
@@ -133,7 +155,7 @@ DEVICE u32 streamed_byte(const Place* places, int byte, Form form) {
 
 // What was not sent: the error; if there is none to speak of, the element if it can be sent later,
 // or what was there.
-DEVICE float left_behind(float p, float decoded, float back, float before) {
+DEVICE float left_behind(float p, float decoded, float back, float before, Sent sent) {
     float error = (p - decoded) * back, whole = p * back;
-    return is_finite(error) ? error : fabsf(whole) <= 0x1p121f ? whole : before;
+    return is_finite(error) ? error : fabsf(whole) <= largest_whole(sent) ? whole : before;
 }

@@ -72,9 +72,9 @@ DEVICE void gather(
     __syncwarp();
 }
 
-// Choose among a chunk's coefficients; return the chosen ones. If one is not finite, all are NaN.
+// Choose among a chunk's coefficients; return the chosen ones. If one is too large, all are NaN.
 template <int N>
-DEVICE Set<N> choose(int kept, float* values, u8* places) {
+DEVICE Set<N> choose(int kept, u32 limit, float* values, u8* places) {
     float coefficients[Set<N>::WORDS];
     u32 keys[Set<N>::WORDS];
     bool overflow = false;
@@ -82,7 +82,7 @@ DEVICE Set<N> choose(int kept, float* values, u8* places) {
         int j = warp_lane() + word * WARP;
         coefficients[word] = j < N ? values[j] : 0.0f;
         keys[word] = magnitude_bits(coefficients[word]);
-        overflow = overflow || keys[word] >= INFINITE;
+        overflow = overflow || keys[word] >= limit;
     }
     overflow = __any_sync(WHOLE_WARP, overflow);
     if (overflow)
@@ -108,12 +108,13 @@ DEVICE u32 packed_byte(const Set<N>& taken, const u8* places, Form form) {
     return streamed_byte(places, byte, form);
 }
 
-// Values and places of one chunk, by one warp.
+// Values and places of one chunk, by one warp; what is listed becomes what arrives.
 template <int N>
 DEVICE void send(
-    i64 chunk, const Set<N>& taken, const float* listed, const u8* chosen, Form form,
-    float* values, u8* places) {
-    for (int k = warp_lane(); k < form.kept; k += WARP) values[chunk * form.kept + k] = listed[k];
+    i64 chunk, const Set<N>& taken, float* listed, const u8* chosen, Form form, Sent values,
+    u8* places) {
+    for (int k = warp_lane(); k < form.kept; k += WARP)
+        listed[k] = put(values, chunk * form.kept + k, listed[k]);
     if (warp_lane() < form.place_bytes)
         places[chunk * form.place_bytes + warp_lane()] = u8(packed_byte<N>(taken, chosen, form));
 }
@@ -130,7 +131,7 @@ struct Room {
 
 template <int N>
 DEVICE void keep(
-    Values x, Feedback feedback, float* values, u8* places, i64 n, Form form, Room<N>& room) {
+    Values x, Feedback feedback, Sent values, u8* places, i64 n, Form form, Room<N>& room) {
     constexpr int CHUNKS = TILE / N;
     lay_cosines<N>(room.wide, room.cosines);
     i64 chunks = (n + N - 1) / N, tiles = (chunks + CHUNKS - 1) / CHUNKS;
@@ -155,7 +156,7 @@ DEVICE void keep(
             if (tile * CHUNKS + c >= chunks) break;  // all of a warp
             float* listed = room.values + c * N;
             u8* chosen = room.places + c * N;
-            Set<N> taken = choose<N>(form.kept, listed, chosen);
+            Set<N> taken = choose<N>(form.kept, too_large(values), listed, chosen);
             send<N>(tile * CHUNKS + c, taken, listed, chosen, form, values, places);
         }
         __syncthreads();
@@ -164,7 +165,8 @@ DEVICE void keep(
         __syncthreads();
         for (int u = 0; u < EACH; ++u) {
             float decoded = float(room.wide[own + u]);
-            if (!room.broken[own / N]) left[u] = left_behind(p[u], decoded, feedback.back, left[u]);
+            if (!room.broken[own / N])
+                left[u] = left_behind(p[u], decoded, feedback.back, left[u], values);
         }
         store4(feedback.residual, low, count, left);
         __syncthreads();
@@ -194,7 +196,7 @@ DEVICE void unpack(const u8* packed, Form form, u8* places) {
 
 template <int N>
 DEVICE void add(
-    const float* values, const u8* places, float* out, i64 n, Form form, float weight, bool added,
+    Values values, const u8* places, float* out, i64 n, Form form, float weight, bool added,
     Room<N>& room) {
     constexpr int CHUNKS = TILE / N;
     lay_cosines<N>(room.wide, room.cosines);
@@ -206,7 +208,7 @@ DEVICE void add(
             if (chunk >= chunks) break;  // all of a warp
             unpack<N>(places + chunk * form.place_bytes, form, room.places + c * N);
             for (int k = warp_lane(); k < form.kept; k += WARP)
-                room.values[c * N + k] = values[chunk * form.kept + k];
+                room.values[c * N + k] = load(values, chunk * form.kept + k);
         }
         __syncthreads();
         transform_back<N>(room.values, room.places, form.kept, room.cosines, room.wide);
@@ -222,20 +224,22 @@ DEVICE void add(
 #define KEEP(N)                                                                                   \
     KERNEL(                                                                                       \
         keep_##N, CTA,                                                                            \
-        (const void* x, int kind, float* residual, float loss_scale, float back, float* values,   \
-         u8* places, i64 n, int kept, int width, int place_bytes)) {                              \
+        (const void* x, int kind, float* residual, float loss_scale, float back, void* values,    \
+         int sent, u8* places, i64 n, int kept, int width, int place_bytes)) {                    \
         __shared__ Room<N> room;                                                                  \
         Form form = {kept, width, place_bytes};                                                   \
-        keep<N>({x, kind}, {residual, loss_scale, back}, values, places, n, form, room);          \
+        Feedback feedback = {residual, loss_scale, back};                                         \
+        keep<N>({x, kind}, feedback, {values, sent}, places, n, form, room);                      \
     }
 
 #define ADD(N)                                                                                    \
     KERNEL(                                                                                       \
         add_##N, CTA,                                                                             \
-        (const float* values, const u8* places, float* out, i64 n, int kept, int width,           \
+        (const void* values, int sent, const u8* places, float* out, i64 n, int kept, int width,  \
          int place_bytes, float weight, bool added)) {                                            \
         __shared__ Room<N> room;                                                                  \
-        add<N>(values, places, out, n, {kept, width, place_bytes}, weight, added, room);          \
+        Form form = {kept, width, place_bytes};                                                   \
+        add<N>({values, sent}, places, out, n, form, weight, added, room);                        \
     }
 
 KEEP(16)

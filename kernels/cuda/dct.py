@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays import F32, U8, Gradient, block_count
-from ..dct import ChunkForm
+from ..dct import ChunkForm, Coefficients
 from . import _arguments
 from ._arguments import i64
 from ._device import CTA, launch
@@ -35,7 +35,7 @@ def _cut(elems: int, form: ChunkForm) -> tuple[str, int, tuple[np.int64, ...]]:
 
 def keep_coefficients(
     x: Gradient,
-    values: F32,
+    values: Coefficients,
     places: U8,
     *,
     form: ChunkForm,
@@ -50,7 +50,7 @@ def keep_coefficients(
         CTA,
         *_arguments.values(x),
         *_arguments.feedback(residual, loss_scale),
-        values,
+        *_arguments.values(values),
         places,
         i64(x.size),
         *matrix,
@@ -65,7 +65,7 @@ def are_places(places: U8, *, form: ChunkForm) -> bool:
 
 
 def add_coefficients(
-    values: F32,
+    values: Coefficients,
     places: U8,
     out: F32,
     *,
@@ -79,7 +79,7 @@ def add_coefficients(
         f"add_{form.chunk}",
         teams,
         CTA,
-        values,
+        *_arguments.values(values),
         places,
         out,
         i64(out.size),

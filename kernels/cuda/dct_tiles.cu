@@ -76,9 +76,9 @@ DEVICE u32 kth_largest(const u32 (&keys)[Room<N>::OWN], int kept) {
     return found;
 }
 
-// Note the largest coefficients and their places; if one is not finite, NaNs in the first places.
+// Note the largest coefficients and their places; if one is too large, NaNs in the first places.
 template <int N>
-DEVICE void choose(int kept, Room<N>& room) {
+DEVICE void choose(int kept, u32 limit, Room<N>& room) {
     constexpr int OWN = Room<N>::OWN;
     int first = OWN * int(threadIdx.x);
     float coefficients[OWN];
@@ -88,7 +88,7 @@ DEVICE void choose(int kept, Room<N>& room) {
         keys[u] = magnitude_bits(coefficients[u]);
         largest = max(largest, keys[u]);
     }
-    if (team_max<CTA>(largest) >= INFINITE)
+    if (team_max<CTA>(largest) >= limit)
         for (int u = 0; u < OWN; ++u) coefficients[u] = quiet_nan(), keys[u] = 0;
     for (int word = threadIdx.x; word < N * N / WARP; word += CTA) room.taken[word] = 0;
     u32 least = kth_largest<N>(keys, kept), above = 0, equal = 0;
@@ -107,10 +107,11 @@ DEVICE void choose(int kept, Room<N>& room) {
     __syncthreads();
 }
 
+// What is noted becomes what arrives.
 template <int N>
-DEVICE void send(i64 tile, Form form, const Room<N>& room, float* values, u8* places) {
+DEVICE void send(i64 tile, Form form, Room<N>& room, Sent values, u8* places) {
     for (int k = threadIdx.x; k < form.kept; k += CTA)
-        values[tile * form.kept + k] = room.other[k];
+        room.other[k] = put(values, tile * form.kept + k, room.other[k]);
     for (int byte = threadIdx.x; byte < form.place_bytes; byte += CTA) {
         u32 bits = form.width ? streamed_byte(room.places, byte, form)
                               : room.taken[byte / 4] >> 8 * (byte % 4) & 255u;
@@ -156,7 +157,7 @@ DEVICE void transform_back(int kept, Room<N>& room, Deliver deliver) {
 
 template <int N>
 DEVICE void keep(
-    Values x, Feedback feedback, float* values, u8* places, i64 n, i64 columns, i64 tiles,
+    Values x, Feedback feedback, Sent values, u8* places, i64 n, i64 columns, i64 tiles,
     Form form, Room<N>& room) {
     lay_cosines<N>(room.quarter, room.cosines);
     for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
@@ -170,14 +171,14 @@ DEVICE void keep(
         }
         broken = team_max<CTA>(broken);
         transform<N>(room);
-        choose<N>(form.kept, room);
+        choose<N>(form.kept, too_large(values), room);
         send<N>(number, form, room, values, places);
         if (!feedback.residual || broken) continue;
         transform_back<N>(form.kept, room, [&](int e, float decoded) {
             i64 i = place_of<N>(tile, e);
             if (i < 0) return;
             float p = effective(x, feedback, i), before = feedback.residual[i];
-            feedback.residual[i] = left_behind(p, decoded, feedback.back, before);
+            feedback.residual[i] = left_behind(p, decoded, feedback.back, before, values);
         });
     }
 }
@@ -201,14 +202,14 @@ DEVICE void unpack(const u8* packed, Form form, Room<N>& room) {
 
 template <int N>
 DEVICE void add(
-    const float* values, const u8* places, float* out, i64 n, i64 columns, i64 tiles, Form form,
+    Values values, const u8* places, float* out, i64 n, i64 columns, i64 tiles, Form form,
     float weight, bool added, Room<N>& room) {
     lay_cosines<N>(room.quarter, room.cosines);
     for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
         Tile tile = tile_of<N>(n, columns, number);
         unpack<N>(places + number * form.place_bytes, form, room);
         for (int k = threadIdx.x; k < form.kept; k += CTA)
-            room.other[k] = values[number * form.kept + k];
+            room.other[k] = load(values, number * form.kept + k);
         __syncthreads();
         transform_back<N>(form.kept, room, [&](int e, float decoded) {
             i64 i = place_of<N>(tile, e);
@@ -222,22 +223,23 @@ DEVICE void add(
 #define KEEP(N)                                                                                   \
     KERNEL(                                                                                       \
         keep_##N, CTA,                                                                            \
-        (const void* x, int kind, float* residual, float loss_scale, float back, float* values,   \
-         u8* places, i64 n, i64 columns, i64 tiles, int kept, int width, int place_bytes)) {      \
+        (const void* x, int kind, float* residual, float loss_scale, float back, void* values,    \
+         int sent, u8* places, i64 n, i64 columns, i64 tiles, int kept, int width,                \
+         int place_bytes)) {                                                                      \
         __shared__ Room<N> room;                                                                  \
         Form form = {kept, width, place_bytes};                                                   \
         Feedback feedback = {residual, loss_scale, back};                                         \
-        keep<N>({x, kind}, feedback, values, places, n, columns, tiles, form, room);              \
+        keep<N>({x, kind}, feedback, {values, sent}, places, n, columns, tiles, form, room);      \
     }
 
 #define ADD(N)                                                                                    \
     KERNEL(                                                                                       \
         add_##N, CTA,                                                                             \
-        (const float* values, const u8* places, float* out, i64 n, i64 columns, i64 tiles,        \
-         int kept, int width, int place_bytes, float weight, bool added)) {                       \
+        (const void* values, int sent, const u8* places, float* out, i64 n, i64 columns,          \
+         i64 tiles, int kept, int width, int place_bytes, float weight, bool added)) {            \
         __shared__ Room<N> room;                                                                  \
         Form form = {kept, width, place_bytes};                                                   \
-        add<N>(values, places, out, n, columns, tiles, form, weight, added, room);                \
+        add<N>({values, sent}, places, out, n, columns, tiles, form, weight, added, room);        \
     }
 
 KEEP(16)

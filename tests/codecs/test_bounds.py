@@ -181,6 +181,7 @@ def tight_cases() -> list[Case]:
         Case(TopK(density=0.1), 100, alike),
         Case(TopK(density=0.1, value_dtype="bfloat16"), 100, alike),
         Case(DeMo(chunk=64, kept=8), 64, of_flat_spectrum),
+        Case(DeMo(chunk=64, kept=8, value_dtype="bfloat16"), 64, of_flat_spectrum),
         Case(RandomK(density=0.1), 100, alike),
         Case(RandomK(density=0.1, unbiased=True), 100, alike),
         Case(Shrunk(codec=Int4(block=128, rounding="stochastic")), 128),
@@ -298,6 +299,7 @@ EXACT: list[Codec] = [
     AdaComp(bin_elems=7, max_density=0.6),
     AdaComp(bin_elems=30, max_density=1.0),
     DeMo(chunk=16, kept=3),
+    DeMo(chunk=16, kept=30, columns=16, value_dtype="float16"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -66,6 +67,26 @@ def test_matrices_are_cut_into_the_paper_s_tiles(shape: tuple[int, ...], due_byt
     assert DeMo().for_parameter(ParameterInfo(0, "b", (64,))) == DeMo()
     assert DeMo(columns=1 << 20).for_parameter(ParameterInfo(0, "w", (9, 9))).columns == 81
     assert DeMo().wire_bytes(64) == 136
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_a_cast_of_coefficients_loses_stays_in_the_residual(
+    dtype: Literal["float16", "bfloat16"],
+) -> None:
+    codec, x = DeMo(kept=32, columns=64, value_dtype=dtype), torch.randn(4096)
+    assert codec.wire_bytes(4096) == 2 * 32 + 48
+    residual, payload = torch.zeros(4096), torch.empty(codec.wire_bytes(4096), dtype=torch.uint8)
+    encode_feedback = codec.fused.encode_feedback
+    assert encode_feedback is not None
+    encode_feedback(x, residual, payload, DRAW, 1.0)
+    out, exact = torch.empty(4096), torch.empty(4096)
+    codec.decode(payload, out, DRAW)
+    whole = DeMo(kept=32, columns=64)
+    whole.decode(encoded(whole, x), exact, DRAW)
+    assert torch.allclose(out + residual, x, atol=1e-6)
+    apart = (out - exact).norm() / exact.norm()
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    assert eps / 20 < apart < eps / 2
 
 
 def test_a_smooth_matrix_needs_few_coefficients_of_each_tile() -> None:

@@ -61,6 +61,7 @@ GOLDEN: dict[Codec, str] = {
     OneBitSGD(group=8): "abaab6c13333d1410000e0c00000a0409202",
     DeMo(chunk=16, kept=3): "87417542f21279424c863a424305",
     DeMo(chunk=16, kept=5): "a281394287417542f21279424c863a4247fd38423c08",
+    DeMo(chunk=16, kept=3, value_dtype="bfloat16"): "754279423b424305",
     TopK(density=0.28): "0000fe42000080c20000e0404008",
     TopK(density=0.5, value_dtype="bfloat16"): "fe4260c080c2e040e0c040401307",
     TopK(density=0.28, indices="bitmap"): "0000fe42000080c20000e0401101",
@@ -95,6 +96,7 @@ SIZES: dict[Codec, dict[int, int]] = {
     DeMo(chunk=64, kept=8): {0: 0, 1: 38, 64: 38, 65: 76},
     DeMo(chunk=64, kept=11): {64: 52},
     DeMo(chunk=64, kept=32): {64: 136},
+    DeMo(chunk=64, kept=32, value_dtype="float16"): {64: 72},
 }
 
 

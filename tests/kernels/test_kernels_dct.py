@@ -28,6 +28,7 @@ from kernel_cases import (
 )
 
 CHUNKS = (16, 32, 64)
+DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 FORMS = tuple(
     ChunkForm(chunk=chunk, kept=kept)
     for chunk in CHUNKS
@@ -50,14 +51,15 @@ def kept(
     form: ChunkForm,
     residual: F32 | None = None,
     scale: float = 1.0,
-) -> tuple[F32, np.ndarray]:
+    sent: str = "float32",
+) -> tuple[Array, np.ndarray]:
     value_elems, place_bytes = form.sizes(x.size)
-    values, places = poisoned(value_elems, np.float32), poisoned(place_bytes, np.uint8)
+    values, places = poisoned(value_elems, DTYPES[sent]), poisoned(place_bytes, np.uint8)
     function(x, values, places, form=form, residual=residual, loss_scale=scale)
     return values, places
 
 
-def decoded(values: F32, places: np.ndarray, n: int, form: ChunkForm) -> F32:
+def decoded(values: Array, places: np.ndarray, n: int, form: ChunkForm) -> F32:
     out = poisoned(n, np.float32)
     add_coefficients(values, places, out, form=form)
     return out
@@ -68,11 +70,16 @@ def square(x: F32) -> float:
 
 
 def check_keep(
-    x: Array, form: ChunkForm, residual: F32 | None = None, scale: float = 1.0, **how: Any
+    x: Array,
+    form: ChunkForm,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+    sent: str = "float32",
+    **how: Any,
 ) -> None:
     def run(kernels: Any) -> list[Array | None]:
         left = copied(residual)
-        return [*kept(kernels.keep_coefficients, x, form, left, scale), left]
+        return [*kept(kernels.keep_coefficients, x, form, left, scale, sent), left]
 
     alike("dct", run, reads=[x], **how)
 
@@ -85,6 +92,14 @@ def test_keep_equals_reference(
 ) -> None:
     residual, on_cpu = residual_for(x, keep[0]), kind == "float32"
     check_keep(as_kind(x, kind), form, residual, keep[1], on_cpu=on_cpu)
+
+
+@on_every_backend
+@given(gradients(sizes=SIZES[:-1]), st.sampled_from(KINDS[1:]), forms, feedback)
+def test_values_of_16_bits_equal_reference(
+    x: F32, sent: str, form: ChunkForm, keep: tuple[int | None, float]
+) -> None:
+    check_keep(x, form, residual_for(x, keep[0]), keep[1], sent)
 
 
 @on_every_backend
@@ -131,6 +146,10 @@ def test_overflow_equals_reference(bad: float, form: ChunkForm) -> None:
     x = np.full(600, 1.0, np.float32)
     x[200] = bad
     check_keep(x, form, np.full(600, 0.01, np.float32))
+    for sent, largest in (("float16", 65504.0), ("bfloat16", 3.3895e38)):
+        for most in (largest, largest * 1.0004, largest / 8, largest / 64):
+            near = np.where(x == 1, np.float32(most), x)
+            check_keep(near, form, np.full(600, 0.01, np.float32), 4.0, sent)
     y = np.full(600, 3e38, np.float32)
     y[300] = bad
     check_keep(y, form, np.zeros(600, np.float32), 4.0)
@@ -143,25 +162,36 @@ def places_of(x: F32, form: ChunkForm) -> Array:
         return kept(keep_coefficients, x, form)[1]
 
 
-def check_add(n: int, form: ChunkForm, seed: int, add: bool, **how: Any) -> None:
+def check_add(
+    n: int, form: ChunkForm, seed: int, add: bool, sent: str = "float32", **how: Any
+) -> None:
     random = np.random.default_rng(seed)
     x = random.standard_normal(n).astype(np.float32)
     places = places_of(x, form)
-    words = random.integers(0, 2**32, form.sizes(n)[0], dtype=np.uint32)
+    bits = np.dtype(DTYPES[sent]).itemsize * form.sizes(n)[0]
+    values = random.integers(0, 256, bits, dtype=np.uint8).view(DTYPES[sent])
 
     def run(kernels: Any) -> list[F32]:
         out = x.copy()
         options: dict[str, Any] = {"form": form, "weight": -3.3, "add": add}
-        kernels.add_coefficients(words.view(np.float32), places, out, **options)
+        kernels.add_coefficients(values, places, out, **options)
         return [out]
 
     alike("dct", run, **how)
 
 
 @on_every_backend
-@given(st.sampled_from((*MOST, 1031)), forms, st.integers(0, 99), st.booleans())
-def test_add_of_any_values_equals_reference(n: int, form: ChunkForm, seed: int, add: bool) -> None:
-    check_add(n, form, seed, add)
+@given(
+    st.sampled_from((*MOST, 1031)),
+    forms,
+    st.integers(0, 99),
+    st.booleans(),
+    st.sampled_from(KINDS),
+)
+def test_add_of_any_values_equals_reference(
+    n: int, form: ChunkForm, seed: int, add: bool, sent: str
+) -> None:
+    check_add(n, form, seed, add, sent)
 
 
 @on_every_backend
@@ -337,13 +367,22 @@ def test_a_tie_goes_to_the_lower_place() -> None:
     assert values[1] == values[3] == 0.0
 
 
-@given(moderate, forms, st.integers(0, 99), st.sampled_from((1.0, 1024.0)))
-def test_nothing_is_lost(x: F32, form: ChunkForm, seed: int, scale: float) -> None:
+@given(moderate, forms, st.integers(0, 99), st.sampled_from((1.0, 1024.0)), st.sampled_from(KINDS))
+def test_nothing_is_lost(x: F32, form: ChunkForm, seed: int, scale: float, sent: str) -> None:
     residual = residual_for(x, seed)
     assert residual is not None
     residual /= np.float32(scale)
     p = x + np.float32(scale) * residual
-    out = decoded(*kept(keep_coefficients, x, form, residual, scale), x.size, form)
+    before = residual.copy()
+    values, places = kept(keep_coefficients, x, form, residual, scale, sent)
+    out = decoded(values, places, x.size, form)
+    if np.isnan(out).any():  # float16 holds no coefficient of some tile: all its mass stays
+        assert sent == "float16"
+        waits = np.isnan(out) & (np.abs(p / np.float32(scale)) <= 2.0**9)
+        assert (residual[waits] == (p / np.float32(scale))[waits]).all()
+        lost = np.isnan(out) & ~waits
+        assert (residual[lost] == before[lost]).all()
+        p, out, residual = (some[~np.isnan(out)] for some in (p, out, residual))
     total = out.astype(np.float64) + scale * residual
     assert (np.abs(total - p) <= 2.0**-22 * (np.abs(p) + np.abs(out)) + 1e-38).all()
 

@@ -70,6 +70,7 @@ CODECS: dict[str, Codec] = {
     "onebit_sgd-40": OneBitSGD(group=40),
     "demo": DeMo(chunk=16, kept=3),
     "demo-tiles": DeMo(chunk=16, kept=40, columns=24),
+    "demo-16-bits": DeMo(chunk=16, kept=40, columns=24, value_dtype="bfloat16"),
     "fp16": Fp16(),
     "bf16": Bf16(),
 }
