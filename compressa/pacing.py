@@ -5,7 +5,7 @@ the rate and holds a burst at most; a frame leaves when its bytes are in it, and
 in any time t no more than rate * t + burst leaves, whoever sends and in whatever pieces. It is kept
 as one number, the time at which it would have been empty (the "theoretical arrival time" of the
 generic cell rate algorithm, ITU-T I.371), so that several processes can share it through eight
-bytes of a file.
+bytes of a file (`compressa.transports.lowered.bucket`).
 
 The testbed uses it as well: its loopback fallback has no link to shape. What a program can do by
 itself is to hold back each of its own sends for as long as the wire would have needed. That paces
@@ -17,10 +17,8 @@ rate comes from the environment of the process, and from a file that the testbed
 from __future__ import annotations
 
 import os
-import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, final
@@ -32,9 +30,6 @@ PACE_FILE_VARIABLE = "COMPRESSA_PACE_FILE"
 _LATE_S = 0.0003
 _BURST_S = 0.001
 _LEAST_BURST_BYTES = 16 << 10
-_LOCK_S = 0.02
-_TRY_S = 0.0002
-_TIME = struct.Struct("<d")
 
 
 def default_burst_bytes(rate_bits_per_s: float) -> int:
@@ -53,7 +48,7 @@ class EmptyAt(Protocol):
         """Replace the time by what a function makes of it, one caller at a time; return it.
 
         Args:
-            change: Called once, with the time in seconds.
+            change: Called with the time in seconds; again where another caller was faster.
         """
 
 
@@ -70,57 +65,6 @@ class _OwnEmptyAt:
         with self._lock:
             self._time_s = change(self._time_s)
             return self._time_s
-
-
-@final
-class SharedEmptyAt:
-    """For the processes of one host, whose `time.monotonic` is the same: in a file, under a lock.
-
-    The file may be unlinked when all have opened it. Who dies with the lock loses it. Who holds it
-    for more than 20 ms was stopped: the others go on without it meanwhile, since a frame too many
-    is better than a standstill.
-
-    Args:
-        path: The file; it need not hold anything yet.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
-
-    def __init__(self, path: Path) -> None:
-        import fcntl  # there is none on Windows
-
-        self._flock = fcntl.flock
-        self._take, self._leave = fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._thread = threading.Lock()
-        weakref.finalize(self, os.close, self._file)
-
-    def change(self, change: Callable[[float], float]) -> float:
-        """Change it under a lock of all processes; without it, where that takes more than 20 ms."""
-        with self._thread:
-            locked = self._locked()
-            try:
-                data = os.pread(self._file, _TIME.size, 0)
-                before_s = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
-                time_s = change(before_s)
-                os.pwrite(self._file, _TIME.pack(time_s), 0)
-            finally:
-                if locked:
-                    self._flock(self._file, self._leave)
-        return time_s
-
-    def _locked(self) -> bool:
-        end_s = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                self._flock(self._file, self._take)
-            except BlockingIOError:
-                if time.monotonic() > end_s:
-                    return False
-                time.sleep(_TRY_S)
-            else:
-                return True
 
 
 @final
@@ -141,6 +85,8 @@ class Pacer:
 
     Attributes:
         rate_bits_per_s: The rate in force, or None when there is no limit.
+        burst_bytes: As given.
+        empty_at: Where the bucket is kept.
 
     Example:
         >>> pacer = Pacer(8e6)
@@ -156,9 +102,9 @@ class Pacer:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rate_bits_per_s = rate_bits_per_s
-        self._burst_bytes = burst_bytes
+        self.burst_bytes = burst_bytes
         self._file: Path | None = None
-        self._empty_at = empty_at or _OwnEmptyAt()
+        self.empty_at: EmptyAt = empty_at or _OwnEmptyAt()
         self._now_s = now_s
 
     @classmethod
@@ -216,10 +162,10 @@ class Pacer:
             return None
 
         def emptied(empty_s: float) -> float:
-            begin_s = _behind(empty_s, self._now_s(), self._burst_bytes * 8 / rate)
+            begin_s = _behind(empty_s, self._now_s(), self.burst_bytes * 8 / rate)
             return begin_s + n_bytes * 8 / rate
 
-        until_s = self._empty_at.change(emptied)
+        until_s = self.empty_at.change(emptied)
         return until_s if until_s > self._now_s() else None
 
 

@@ -17,6 +17,7 @@ from compressa.collectives.lowering import Table, lowered
 from compressa.collectives.rank_group import RankGroup
 from compressa.errors import CompressaError
 from compressa.transports.base import Key, Received
+from compressa.transports.checks import Keys
 from compressa.transports.frames import Frame, Kind
 from compressa.transports.lowered.loop import Loop
 from compressa.transports.lowered.program import LoweredProgram
@@ -46,6 +47,8 @@ class End:
 
     def __init__(self, rank: int, sockets: dict[int, socket.socket], **how: Any) -> None:
         early_bytes = how.pop("early_bytes", EARLY_BYTES)
+        if secret := how.pop("secret", None):
+            how["keys"] = Keys(rank, secret)
         sizes = {"epoch": EPOCH, "chunk_bytes": CHUNK_BYTES, "credit_bytes": 2 * CHUNK_BYTES}
         settings = Settings(**{**sizes, "silence_s": 10.0, **how})
         self.failures: list[CompressaError] = []

@@ -123,10 +123,19 @@ class Keys(NamedTuple):
         """Return the check of what this rank receives from a peer; see `to`."""
         return self._stream(peer, self.rank, number)
 
+    def of_streams(self, peer: int, number: int) -> tuple[bytes, bytes]:
+        """Return the keys of what this rank sends to a peer, and of what it receives from it.
+
+        Only with a secret; arguments as for `to`.
+        """
+        return self._key(self.rank, peer, number), self._key(peer, self.rank, number)
+
     def _stream(self, sender: int, receiver: int, number: int) -> Check:
-        if self.secret is None:
-            return CHECKSUM
-        return Mac(hmac.digest(self.secret, _STREAM.pack(sender, receiver, number), "sha256"))
+        return CHECKSUM if self.secret is None else Mac(self._key(sender, receiver, number))
+
+    def _key(self, sender: int, receiver: int, number: int) -> bytes:
+        assert self.secret is not None, "checksums have no key"
+        return hmac.digest(self.secret, _STREAM.pack(sender, receiver, number), "sha256")
 
 
 CHECKSUM = Checksum()

@@ -3,8 +3,9 @@
 A link to every other rank, no thread of its own: the communication thread serves the sockets, so
 that between a message's arrival and the next step of its program there is no other thread. Sums of
 plain values, and exchanges that are not striped, have a connection of their own to every other
-rank, which compiled code serves (`transports.lowered`). Where it can not, the reactor serves those
-of `link`, and large sums are left to Gloo's all-reduce.
+rank, which compiled code serves (`transports.lowered`), with a MAC in each frame and at a pace
+where these are asked for. Where there is no such code, the reactor serves those of `link`, and
+large sums are left to Gloo's all-reduce.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class TcpTransport(MeshTransport):
         if lowered is not None:
             from compressa.transports.lowered.loop import Loop  # brings numba
 
-            self._loop = Loop(rank, lowered, settings, early_bytes, self._loop_failed)
+            number = max((len(several) for several in sockets.values()), default=0)
+            self._loop = Loop(rank, lowered, settings, early_bytes, self._loop_failed, number)
         self._links = {
             peer: Link(several, peer, settings, self.inboxes[peer], self.link_failed, self.leave)
             for peer, several in sockets.items()
@@ -253,6 +255,14 @@ def _prepare() -> None:
     prepare()
 
 
+def _can_lower(settings: Settings) -> bool:
+    """Whether compiled code can make the checks of frames, and share the bucket of a pacer."""
+    from compressa.transports.lowered.bucket import can_share
+    from compressa.transports.lowered.digests import openssl
+
+    return can_share(settings.pacer) and (not settings.authenticated or openssl() is not None)
+
+
 def open_tcp(setup: Setup) -> TcpTransport:
     """Connect this rank to every other; see `Entry.open`.
 
@@ -261,8 +271,7 @@ def open_tcp(setup: Setup) -> TcpTransport:
         TransportError: There is no address to listen on, or a rank cannot be reached.
     """
     settings = setup.settings.shared(setup.connections)
-    paced = settings.pacer.rate_bits_per_s is not None
-    lowers = AVAILABLE and not (settings.authenticated or paced)
+    lowers = AVAILABLE and _can_lower(settings)
     everywhere = setup.all_gather(b"%d" % lowers, "kinds of systems", setup.start_s)
     lowers = all(answer == b"1" for answer in everywhere)
     if lowers:  # who hangs at the start compiles nothing

@@ -17,8 +17,9 @@ from pathlib import Path
 from compressa.config.sections import Schedule
 from compressa.engine.control.control import Control
 from compressa.errors import ConfigError, TransportError
-from compressa.pacing import Pacer, SharedEmptyAt, default_burst_bytes
+from compressa.pacing import Pacer, default_burst_bytes
 from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.transports.lowered.bucket import SharedEmptyAt
 from compressa.transports.rendezvous import local_address
 
 _PREFIX = "compressa-pace-"
@@ -60,7 +61,7 @@ def host_pacer(schedule: Schedule, control: Control, deadline_s: float) -> Pacer
         return Pacer(None)
     networks = [host.network for host in control.hosts]
     if len(set(networks)) == len(networks):
-        return Pacer(rate, burst_bytes(schedule))
+        return Pacer(rate, burst_bytes(schedule), SharedEmptyAt())
     with _file() as name:
         own = json.dumps([networks[control.rank], local_address(), name])
         texts = control.all_gather(own.encode(), "paces", deadline_s)

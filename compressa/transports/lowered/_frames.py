@@ -7,6 +7,7 @@ import numpy as np
 from compressa.kernels.cpu._jit import lean_nested
 from compressa.kernels.cpu.checksums import checksum_of
 
+from ._macs import check_of
 from ._memory import peek, poke, u8_at
 
 MAGIC, VERSION = 0x7A66, 2
@@ -25,6 +26,7 @@ def write_header(
     offset: int,
     data: int,
     count: int,
+    mac: int,
 ) -> None:
     """Write a frame's header.
 
@@ -37,12 +39,13 @@ def write_header(
         offset: Of the data in it.
         data: Where the data is.
         count: How many bytes.
+        mac: Of the stream; 0 for a checksum.
     """
     poke(header, 0, _FRONT | (epoch << _HIGH))
     poke(header, 1, name_a)
     poke(header, 2, name_b | (total << _HIGH))
     poke(header, 3, offset | (count << _HIGH))
-    poke(header, 4, np.int64(checksum_of(u8_at(data, count))))
+    poke(header, 4, check_of(mac, header, data, count))
     poke(header, 5, np.int64(checksum_of(u8_at(header, _CHECKED_BYTES))))
 
 
@@ -69,9 +72,3 @@ def low(word: int) -> int:
 def high(word: int) -> int:
     """Return the upper half of a word, unsigned."""
     return (word >> _HIGH) & _LOW
-
-
-@lean_nested
-def checked(data: int, count: int, check: int) -> bool:
-    """Whether data is what was sent."""
-    return bool(np.int64(checksum_of(u8_at(data, count))) == check)

@@ -6,7 +6,7 @@ from compressa.kernels.cpu._jit import lean_nested
 
 from . import _words as w
 from ._adds import add
-from ._frames import checked, high, is_frame, is_whole, low, write_header
+from ._frames import high, is_frame, is_whole, low, write_header
 from ._hops import fail, fits, name_a, row_done, take_late, target, waiting_row
 from ._libc import (
     EAGAIN,
@@ -21,9 +21,12 @@ from ._libc import (
     send_two,
     setsockopt,
 )
+from ._macs import check_of, is_broken
 from ._memory import copy_bytes, larger, peek, poke, smaller
+from ._pace import must_wait, reserve
 
 _WORD = 8
+_FRONT_BYTES = 32  # of a header, before its checks
 _PIECE_BYTES = 1 << 17  # a wake-up costs as much as some 10 kB
 _TURN_BYTES = 1 << 20  # then the other peers have their turn
 
@@ -38,6 +41,8 @@ def flush(loop: int, link: int) -> None:
             if peek(link, w.QUEUE) == 0:
                 return
             _begin_frame(loop, link)
+        if must_wait(loop, link):
+            return
         _push(loop, link)
 
 
@@ -49,8 +54,12 @@ def _begin_frame(loop: int, link: int) -> None:
     count = smaller(peek(loop, w.CHUNK_BYTES), total - offset)
     at = peek(row, w.R_AT) + offset
     name = name_a(peek(row, w.R_PROGRAM))
-    header = link + _WORD * w.OUT_HEADER
-    write_header(header, peek(loop, w.EPOCH), name, peek(row, w.R_STAGE), total, offset, at, count)
+    header, mac = link + _WORD * w.OUT_HEADER, peek(link, w.OUT_MAC)
+    stage = peek(row, w.R_STAGE)
+    write_header(header, peek(loop, w.EPOCH), name, stage, total, offset, at, count, mac)
+    if is_broken(mac):
+        fail(loop, w.F_OPENSSL, peek(link, w.PEER), 0, 0)
+    reserve(loop, link, w.HEADER_BYTES + count)
     poke(row, w.R_DONE, offset + count)
     if offset == 0 and peek(loop, w.TIMED):
         poke(row, w.R_FROM_NS, now_ns(loop + _WORD * w.CLOCK))
@@ -71,7 +80,7 @@ def _push(loop: int, link: int) -> None:
     header = link + _WORD * w.OUT_HEADER + (w.HEADER_BYTES - header_left)
     data = peek(link, w.OUT_AT) + behind
     spare = loop + _WORD * w.SPARE
-    more = peek(link, w.QUEUE) != 0
+    more = peek(link, w.QUEUE) != 0 and peek(loop, w.BUCKET) == 0
     taken = send_two(peek(link, w.FD), spare, header, header_left, data, count - behind, more)
     if taken < 0:
         why = errno()
@@ -200,6 +209,8 @@ def _expect_frame(loop: int, link: int, header: int) -> None:
         fail(loop, w.F_SIZES, peer, count, offset)
         return
     poke(link, w.IN_CHECK, peek(header, 4))
+    if peek(link, w.IN_MAC):
+        copy_bytes(link + _WORD * w.IN_FRONT, header, _FRONT_BYTES)
     poke(link, w.IN_LEFT, count)
     poke(link, w.IN_BYTES, count)
     poke(link, w.IN_OFFSET, offset)
@@ -288,8 +299,13 @@ def _expect_early(
 def _end_frame(loop: int, link: int) -> None:
     """All of a frame's data is here: check it, and count or add it."""
     data, count = peek(link, w.IN_DATA), peek(link, w.IN_BYTES)
-    if not checked(data, count, peek(link, w.IN_CHECK)):
-        fail(loop, w.F_DATA, peek(link, w.PEER), 0, 0)
+    mac = peek(link, w.IN_MAC)
+    found = check_of(mac, link + _WORD * w.IN_FRONT, data, count)
+    if is_broken(mac):
+        fail(loop, w.F_OPENSSL, peek(link, w.PEER), 0, 0)
+        return
+    if found != peek(link, w.IN_CHECK):
+        fail(loop, w.F_DATA, peek(link, w.PEER), mac, 0)
         return
     row = peek(link, w.IN_ROW)
     if row == 0:

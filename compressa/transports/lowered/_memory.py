@@ -17,7 +17,7 @@ from compressa.kernels.cpu._jit import intrinsic, lean_nested
 
 _WORD = ir.IntType(64)
 
-_number = cast(Callable[[Callable[..., Any]], Callable[..., int]], intrinsic)
+number = cast(Callable[[Callable[..., Any]], Callable[..., int]], intrinsic)
 """`intrinsic`, of what returns a number."""
 
 
@@ -25,7 +25,7 @@ def _pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-@_number
+@number
 def peek(typing: Any, address: Any, word: Any) -> Any:
     """Return a word as int64: the one that lies so many words behind an address."""
 
@@ -48,7 +48,7 @@ def poke(typing: Any, address: Any, word: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@_number
+@number
 def peek_int32(typing: Any, address: Any) -> Any:
     """Return the 32-bit integer at an address."""
 
@@ -59,7 +59,7 @@ def peek_int32(typing: Any, address: Any) -> Any:
     return types.int32(types.int64), generate
 
 
-@_number
+@number
 def swap_if(typing: Any, address: Any, word: Any, old: Any, new: Any) -> Any:
     """Change a word if it is the old one; return whether it was. No thread comes between."""
 

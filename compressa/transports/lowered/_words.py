@@ -12,12 +12,14 @@ SENT_BYTES, MESSAGES, CLOCK, CORE_FREE = 19, 20, 21, 23  # CLOCK has two words
 SOON = 37  # whether what was waited for last came soon
 TIMED = 38  # whether anybody wants to know when messages left and came
 HELD = 39  # whether nothing leaves yet
-SPARE = 24  # for the C library: what `send_two` and `ppoll` are given
-LOOP_WORDS = 40
+BUCKET, PACE_BITS_PER_S, BURST_NS = 40, 41, 42  # address of the pacer's word; 0 without a pace
+SPARE = 24  # 11 words for the C library: what `send_two` and `ppoll` are given
+LOOP_WORDS = 43
 NOBODY, COMMUNICATION, CALLER = 0, 1, 2  # who is driving
 
 # A link to one peer.
 FD, PEER, FULL = 0, 1, 2
+NOT_BEFORE_NS = 3  # when the frame that is leaving may begin to, if it is paced
 QUEUE = 4  # the row that goes next; others follow by `NEXT`
 OUT_ROW, OUT_SENT, OUT_BYTES, OUT_AT = 5, 6, 7, 8  # the frame that is leaving
 OUT_HEADER = 9  # 6 words
@@ -27,7 +29,9 @@ EARLY, EARLY_BYTES = 24, 25  # a list of messages that nobody waits for yet
 STAGING, CHUNK = 26, 27  # addresses: of what was read with a header, of a frame that is added
 ENDED = 28  # whether the peer's stream has
 PIECE = 29  # bytes that the kernel tells of
-LINK_WORDS = 32
+OUT_MAC, IN_MAC = 30, 31  # addresses of what makes the checks of each direction; 0: checksums
+IN_FRONT = 32  # 4 words of the frame that is coming, which its MAC covers
+LINK_WORDS = 36
 
 HEADER_BYTES = 48
 STAGING_BYTES = 4096
@@ -57,9 +61,14 @@ R_SHORTER, FIXED_WORDS = 7, 8
 R_AT, R_DONE, R_NEXT, R_CHAIN, R_PROGRAM, R_STAGE = 8, 9, 10, 11, 12, 13
 R_FROM_NS, R_UNTIL_NS, ROW_WORDS = 14, 15, 16  # when its first byte left or came, and its last
 
+# A MAC: three hashes of OpenSSL's (one begun with the inner key, one with the outer key, one to
+# work with), three functions, how many frames came before, and the last digest.
+M_INNER, M_OUTER, M_WORK, M_COPY, M_UPDATE, M_FINAL, M_NUMBER, M_BROKEN = 0, 1, 2, 3, 4, 5, 6, 7
+M_DIGEST, MAC_WORDS = 8, 12
+
 # What has failed; 0 for nothing.
 F_LOST, F_MAGIC, F_HEADER, F_EPOCH, F_SIZES, F_DATA = 1, 2, 3, 4, 5, 6
-F_LENGTH, F_EARLY, F_TURN, F_LEFT, F_GIVEN_UP, F_LONG = 7, 8, 9, 10, 11, 12
+F_LENGTH, F_EARLY, F_TURN, F_LEFT, F_GIVEN_UP, F_LONG, F_OPENSSL = 7, 8, 9, 10, 11, 12, 13
 
 CALL_WORDS = 8  # arguments of a call
 WORD_BYTES = 8

@@ -38,7 +38,9 @@ from compressa.transports.lowered._drive import (
     take_over,
 )
 from compressa.transports.lowered._memory import address_of, words
+from compressa.transports.lowered.bucket import pace
 from compressa.transports.lowered.compile import prepare
+from compressa.transports.lowered.digests import authenticate
 from compressa.transports.lowered.failure import failure
 from compressa.transports.lowered.messages import Messages, shape_of
 from compressa.transports.lowered.program import DTYPES, LoweredProgram, name_of, stage_of
@@ -65,6 +67,7 @@ class Loop:
         sockets: By peer, a connected one; owned from now on.
         settings: Sizes and times.
         early_bytes: Most bytes that one peer may send before anybody waits for them.
+        number: Of each of these among the connections of two ranks, for their keys.
         failed: Called on the communication thread when a peer is lost that owes something, or sends
             nonsense; and for whatever is begun afterwards.
 
@@ -80,6 +83,7 @@ class Loop:
         settings: Settings,
         early_bytes: int,
         failed: Callable[[CompressaError], None],
+        number: int = 0,
     ) -> None:
         prepare()
         self._rank = rank
@@ -109,6 +113,11 @@ class Loop:
         self._calling, arguments = threading.Lock(), words(w.CALL_WORDS)
         self._arguments, self._arguments_at = arguments.data, address_of(arguments)
         self._fill(settings, early_bytes)
+        self._in_use: list[object] = [pace(self._loop, settings.pacer)]
+        self._authenticated = settings.authenticated
+        if self._authenticated:
+            for row, peer in zip(self._links, self._sockets, strict=False):
+                self._in_use += authenticate(row, settings.keys.of_streams(peer, number))
 
     @property
     def sent_bytes(self) -> int:
@@ -320,7 +329,7 @@ class Loop:
     def _tell(self) -> None:
         """Tell what has failed; nothing is driven any more."""
         self.busy = False
-        self._failed(failure(self._loop, self._rank))
+        self._failed(failure(self._loop, self._rank, authenticated=self._authenticated))
 
     def _report(self) -> None:
         self._loop[w.DONE_COUNT] = 0
