@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -45,7 +45,9 @@ def table_of(name: str, rank: int, size: int, values: torch.Tensor, segments: in
 class End:
     """One rank's loop, and what it has reported."""
 
-    def __init__(self, rank: int, sockets: dict[int, socket.socket], **how: Any) -> None:
+    def __init__(
+        self, rank: int, sockets: Mapping[int, Sequence[socket.socket]], **how: Any
+    ) -> None:
         early_bytes = how.pop("early_bytes", EARLY_BYTES)
         if secret := how.pop("secret", None):
             how["keys"] = Keys(rank, secret)
@@ -107,12 +109,13 @@ class End:
 
 
 @contextmanager
-def ends(size: int, **how: Any) -> Iterator[list[End]]:
-    """Yield the loops of so many ranks."""
-    sockets: list[dict[int, socket.socket]] = [{} for _ in range(size)]
+def ends(size: int, stripes: int = 1, **how: Any) -> Iterator[list[End]]:
+    """Yield the loops of so many ranks, with so many connections between each two."""
+    sockets: list[dict[int, list[socket.socket]]] = [{} for _ in range(size)]
     for a in range(size):
         for b in range(a):
-            sockets[a][b], sockets[b][a] = socket.socketpair()
+            pairs = [socket.socketpair() for _ in range(stripes)]
+            sockets[a][b], sockets[b][a] = [list(ends) for ends in zip(*pairs, strict=True)]
     made = [End(rank, links, **how) for rank, links in enumerate(sockets)]
     try:
         yield made

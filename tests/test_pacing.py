@@ -240,7 +240,7 @@ def test_a_file_that_not_all_can_open_is_an_error_on_every_rank(
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("compressa.engine.start.pace.SharedEmptyAt", refuse)
+    monkeypatch.setattr("compressa.transports.lowered.bucket.SharedEmptyAt", refuse)
     for error in opened(["a", "a"]):
         assert isinstance(error, ConfigError)
         assert "rank 0 cannot share" in str(error)

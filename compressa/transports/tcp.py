@@ -2,10 +2,10 @@
 
 A link to every other rank, no thread of its own: the communication thread serves the sockets, so
 that between a message's arrival and the next step of its program there is no other thread. Sums of
-plain values, and exchanges that are not striped, have a connection of their own to every other
-rank, which compiled code serves (`transports.lowered`), with a MAC in each frame and at a pace
-where these are asked for. Where there is no such code, the reactor serves those of `link`, and
-large sums are left to Gloo's all-reduce.
+plain values and exchanges have connections of their own to every other rank, which compiled code
+serves (`transports.lowered`): striped, with a MAC in each frame, at a pace where these are asked
+for. Where there is no such code, the reactor serves those of `link`, and large sums are left to
+Gloo's all-reduce.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TcpTransport(MeshTransport):
         early_bytes: Most bytes that one peer may send before anybody waits for them.
         failed: Called once, when a peer is lost or sends nonsense.
         backend_sum: Sums large tensors; None to offer no sums.
-        lowered: A socket for every other rank, for compiled code; None for none.
+        lowered: Sockets for every other rank, for compiled code; None for none.
     """
 
     name = "tcp"
@@ -62,10 +62,10 @@ class TcpTransport(MeshTransport):
         early_bytes: int,
         failed: Callable[[CompressaError], None],
         backend_sum: BackendSum | None = None,
-        lowered: Mapping[int, socket.socket] | None = None,
+        lowered: Mapping[int, Sequence[socket.socket]] | None = None,
     ) -> None:
-        self._striped = any(len(several) > 1 for several in sockets.values())
-        any_order_bytes = settings.chunk_bytes if self._striped else None
+        striped = any(len(several) > 1 for several in sockets.values())
+        any_order_bytes = settings.chunk_bytes if striped else None
         super().__init__(
             rank, len(sockets) + 1, settings.epoch, early_bytes, failed, any_order_bytes
         )
@@ -142,7 +142,7 @@ class TcpTransport(MeshTransport):
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Have the compiled loop exchange; if a call on another thread drives it, soon after."""
-        if self._loop is None or self._striped:
+        if self._loop is None:
             super().exchange(key, exchange, priority, done)
             return
         for peer in self._gone.intersection(exchange.outgoing):
@@ -286,7 +286,10 @@ def open_tcp(setup: Setup) -> TcpTransport:
         setup.connections + lowers,
         settings.keys.named("door").secret,
     )
-    lowered = {peer: several.pop() for peer, several in sockets.items()} if lowers else None
+    lowered = None
+    if lowers:  # the reactor's carries signs of life alone
+        lowered = {peer: several[1:] for peer, several in sockets.items()}
+        sockets = {peer: several[:1] for peer, several in sockets.items()}
     backend_sum = None if settings.authenticated else BackendSum(setup.group)
     sizes = settings, setup.early_bytes
     return TcpTransport(setup.rank, sockets, *sizes, setup.failed, backend_sum, lowered)

@@ -17,9 +17,8 @@ from pathlib import Path
 from compressa.config.sections import Schedule
 from compressa.engine.control.control import Control
 from compressa.errors import ConfigError, TransportError
-from compressa.pacing import Pacer, default_burst_bytes
+from compressa.pacing import EmptyAt, Pacer, default_burst_bytes
 from compressa.transports.frames import FRAME_HEADER_BYTES
-from compressa.transports.lowered.bucket import SharedEmptyAt
 from compressa.transports.rendezvous import local_address
 
 _PREFIX = "compressa-pace-"
@@ -59,6 +58,8 @@ def host_pacer(schedule: Schedule, control: Control, deadline_s: float) -> Pacer
     rate = schedule.pace_bits_per_s
     if rate is None:
         return Pacer(None)
+    from compressa.transports.lowered.bucket import SharedEmptyAt  # brings numba
+
     networks = [host.network for host in control.hosts]
     if len(set(networks)) == len(networks):
         return Pacer(rate, burst_bytes(schedule), SharedEmptyAt())
@@ -108,7 +109,9 @@ def _read_seat(text: bytes, peer: int) -> tuple[str, str, str]:
     return network, address, name
 
 
-def _opened(name: str) -> tuple[SharedEmptyAt | None, str]:
+def _opened(name: str) -> tuple[EmptyAt | None, str]:
+    from compressa.transports.lowered.bucket import SharedEmptyAt
+
     path = Path(tempfile.gettempdir()) / name
     try:
         return SharedEmptyAt(path), ""

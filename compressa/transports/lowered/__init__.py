@@ -7,7 +7,7 @@ loop.py, failure.py       sockets and memory of a transport           Python's s
 _drive.py                 waits, and goes on with what has come       compiled, as all below
 _links.py                 frames to and from one peer
 _hops.py                  what a table's hops send, hear and add
-_adds.py, _frames.py, _macs.py, _pace.py, _memory.py, _libc.py
+_adds.py, _chunks.py, _frames.py, _macs.py, _pace.py, _memory.py, _libc.py
 digests.py, bucket.py    OpenSSL's SHA-256, and the time at which a pacer's bucket is empty
 """
 

@@ -151,7 +151,7 @@ def _check_ended(loop: int) -> None:
     """Fail if a peer has ended its stream and owes something."""
     for i in range(peek(loop, w.LINK_COUNT)):
         link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
-        if peek(link, w.ENDED) and waiting_row(loop, link, 0, ANY):
+        if peek(link, w.ENDED) and waiting_row(loop, peek(link, w.FIRST), 0, ANY):
             fail(loop, w.F_LEFT, peek(link, w.PEER), 0, 0)
 
 
@@ -161,7 +161,8 @@ def _flush_all(loop: int) -> None:
         return
     for i in range(peek(loop, w.LINK_COUNT)):
         link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
-        if (peek(link, w.QUEUE) or peek(link, w.OUT_ROW)) and not peek(link, w.FULL):
+        waits = peek(peek(link, w.FIRST), w.QUEUE) or peek(link, w.OUT_ROW)
+        if waits and not peek(link, w.FULL):
             flush(loop, link)
 
 

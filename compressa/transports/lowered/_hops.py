@@ -11,6 +11,7 @@ from compressa.kernels.cpu._jit import lean_nested
 
 from . import _words as w
 from ._adds import add, divide
+from ._chunks import forget_chunks
 from ._libc import free
 from ._memory import copy_bytes, peek, poke
 
@@ -101,11 +102,15 @@ def _begin_hop(loop: int, program: int, chain: int) -> int:
         row = peek(program, w.ROWS) + _WORD * w.ROW_WORDS * i
         poke(row, w.R_DONE, 0)
         poke(row, w.R_FROM_NS, 0)
+        poke(row, w.R_LEAVING, 0)
         poke(row, w.R_STAGE, stage)
         poke(row, w.R_CHAIN, chain)
         if i < first + sends:
             _enqueue(loop, program, row)
-        elif _take_early(loop, program, row):
+            continue
+        if peek(row, w.R_CAME):
+            forget_chunks(loop, peek(row, w.R_CAME), peek(row, w.R_BYTES))
+        if _take_early(loop, program, row):
             poke(chain, w.C_OPEN, peek(chain, w.C_OPEN) - 1)
     return peek(chain, w.C_OPEN)
 
@@ -155,9 +160,10 @@ def _take_early(loop: int, program: int, row: int) -> bool:
     if not fits(loop, row, count):
         return False
     data = early + _WORD * w.EARLY_WORDS
+    apart = peek(row, w.R_FUSED) or peek(link, w.SEVERAL)
+    if apart and came < count:  # the rest comes there as well, and is taken with the last of it
+        return False
     if peek(row, w.R_FUSED):
-        if came < count:  # the rest comes there as well, and is taken with the last of it
-            return False
         add(peek(program, w.DTYPE), target(program, row), data, count)
     else:
         copy_bytes(peek(row, w.R_AT), data, came)

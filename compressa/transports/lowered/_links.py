@@ -6,6 +6,7 @@ from compressa.kernels.cpu._jit import lean_nested
 
 from . import _words as w
 from ._adds import add
+from ._chunks import bitmap_words, early_bitmap, forget_chunks, is_new_chunk
 from ._frames import high, is_frame, is_whole, low, write_header
 from ._hops import fail, fits, name_a, row_done, take_late, target, waiting_row
 from ._libc import (
@@ -38,7 +39,7 @@ def flush(loop: int, link: int) -> None:
     """Hand frames to the kernel until it takes no more."""
     while peek(loop, w.FAULT) == 0 and not peek(link, w.FULL):
         if peek(link, w.OUT_ROW) == 0:
-            if peek(link, w.QUEUE) == 0:
+            if peek(peek(link, w.FIRST), w.QUEUE) == 0:
                 return
             _begin_frame(loop, link)
         if must_wait(loop, link):
@@ -49,7 +50,8 @@ def flush(loop: int, link: int) -> None:
 @lean_nested
 def _begin_frame(loop: int, link: int) -> None:
     """Cut a frame of the most urgent message."""
-    row = peek(link, w.QUEUE)
+    first = peek(link, w.FIRST)
+    row = peek(first, w.QUEUE)
     total, offset = peek(row, w.R_BYTES), peek(row, w.R_DONE)
     count = smaller(peek(loop, w.CHUNK_BYTES), total - offset)
     at = peek(row, w.R_AT) + offset
@@ -61,10 +63,11 @@ def _begin_frame(loop: int, link: int) -> None:
         fail(loop, w.F_OPENSSL, peek(link, w.PEER), 0, 0)
     reserve(loop, link, w.HEADER_BYTES + count)
     poke(row, w.R_DONE, offset + count)
+    poke(row, w.R_LEAVING, peek(row, w.R_LEAVING) + 1)
     if offset == 0 and peek(loop, w.TIMED):
         poke(row, w.R_FROM_NS, now_ns(loop + _WORD * w.CLOCK))
     if offset + count == total:
-        poke(link, w.QUEUE, peek(row, w.R_NEXT))
+        poke(first, w.QUEUE, peek(row, w.R_NEXT))
     poke(link, w.OUT_ROW, row)
     poke(link, w.OUT_SENT, 0)
     poke(link, w.OUT_BYTES, count)
@@ -80,7 +83,8 @@ def _push(loop: int, link: int) -> None:
     header = link + _WORD * w.OUT_HEADER + (w.HEADER_BYTES - header_left)
     data = peek(link, w.OUT_AT) + behind
     spare = loop + _WORD * w.SPARE
-    more = peek(link, w.QUEUE) != 0 and peek(loop, w.BUCKET) == 0
+    alone = not peek(link, w.SEVERAL) and peek(loop, w.BUCKET) == 0
+    more = alone and peek(link, w.QUEUE) != 0  # here, and now
     taken = send_two(peek(link, w.FD), spare, header, header_left, data, count - behind, more)
     if taken < 0:
         why = errno()
@@ -96,8 +100,9 @@ def _push(loop: int, link: int) -> None:
         return
     row = peek(link, w.OUT_ROW)
     poke(link, w.OUT_ROW, 0)
+    poke(row, w.R_LEAVING, peek(row, w.R_LEAVING) - 1)
     # A message whose last frame this was is not at the head of the queue any more.
-    if peek(row, w.R_DONE) == peek(row, w.R_BYTES):
+    if peek(row, w.R_DONE) == peek(row, w.R_BYTES) and peek(row, w.R_LEAVING) == 0:
         poke(loop, w.MESSAGES, peek(loop, w.MESSAGES) + 1)
         _end_row(loop, row)
 
@@ -214,13 +219,40 @@ def _expect_frame(loop: int, link: int, header: int) -> None:
     poke(link, w.IN_LEFT, count)
     poke(link, w.IN_BYTES, count)
     poke(link, w.IN_OFFSET, offset)
-    row, early = 0, _early_of(link, a, b)
+    first = peek(link, w.FIRST)
+    row, early = 0, _early_of(first, a, b)
     if early == 0:  # a message that began early goes on there
-        row = waiting_row(loop, link, a, b)
+        row = waiting_row(loop, first, a, b)
     if row:
         _expect_row(loop, link, row, total, offset, count)
     else:
-        _expect_early(loop, link, early, a, b, total, offset)
+        _expect_early(loop, link, early, a, b, total, offset, count)
+
+
+@lean_nested
+def _in_turn(
+    loop: int, link: int, bitmap: int, came: int, total: int, offset: int, count: int
+) -> bool:
+    """Whether a frame is one that may come now; else fail. Over one connection, that is the next.
+
+    Args:
+        loop: Its address.
+        link: Over which it comes.
+        bitmap: Of the chunks that have come, where they may come over several.
+        came: How much has come.
+        total: Bytes of the message.
+        offset: Of the frame.
+        count: Its bytes.
+    """
+    if peek(link, w.SEVERAL):
+        right = is_new_chunk(loop, bitmap, total, offset, count)
+    else:
+        right = offset == came
+    if not right:
+        several = peek(link, w.SEVERAL)
+        fault = w.F_CHUNK if several else w.F_TURN
+        fail(loop, fault, peek(link, w.PEER), offset, count if several else came)
+    return right
 
 
 @lean_nested
@@ -235,11 +267,11 @@ def _early_of(link: int, a: int, b: int) -> int:
 def _expect_row(loop: int, link: int, row: int, total: int, offset: int, count: int) -> None:
     if not fits(loop, row, total):
         return
-    if offset == 0 and peek(loop, w.TIMED):
+    if peek(loop, w.TIMED) and peek(row, w.R_FROM_NS) == 0:
         poke(row, w.R_FROM_NS, now_ns(loop + _WORD * w.CLOCK))
-    if offset != peek(row, w.R_DONE):
-        fail(loop, w.F_TURN, peek(link, w.PEER), offset, peek(row, w.R_DONE))
-    elif peek(row, w.R_FUSED) and not _is_whole_words(offset, count, total):
+    if not _in_turn(loop, link, peek(row, w.R_CAME), peek(row, w.R_DONE), total, offset, count):
+        return
+    if peek(row, w.R_FUSED) and not _is_whole_words(offset, count, total):
         fail(loop, w.F_SIZES, peek(link, w.PEER), count, offset)
     elif peek(row, w.R_FUSED):
         _take_in(link, row, peek(link, w.CHUNK))
@@ -263,33 +295,35 @@ def _take_in(link: int, row: int, data: int) -> None:
 
 @lean_nested
 def _expect_early(
-    loop: int, link: int, early: int, a: int, b: int, total: int, offset: int
+    loop: int, link: int, early: int, a: int, b: int, total: int, offset: int, count: int
 ) -> None:
     """Keep a message aside that nobody waits for yet, within a limit."""
+    first = peek(link, w.FIRST)
     if early == 0:
-        aside = peek(link, w.EARLY_BYTES) + total
+        aside = peek(first, w.EARLY_BYTES) + total
         if aside > peek(loop, w.EARLY_LIMIT):
             fail(loop, w.F_EARLY, peek(link, w.PEER), aside, peek(loop, w.EARLY_LIMIT))
             return
-        early = malloc(_WORD * w.EARLY_WORDS + total)
+        early = malloc(_WORD * (w.EARLY_WORDS + bitmap_words(loop, total) + 1) + total)
         if early == 0:
             fail(loop, w.F_EARLY, peek(link, w.PEER), aside, 0)
             return
-        poke(link, w.EARLY_BYTES, aside)
-        poke(early, w.E_NEXT, peek(link, w.EARLY))
+        poke(first, w.EARLY_BYTES, aside)
+        poke(early, w.E_NEXT, peek(first, w.EARLY))
         poke(early, w.E_NAME_A, a)
         poke(early, w.E_NAME_B, b)
         poke(early, w.E_BYTES, total)
         poke(early, w.E_CAME, 0)
         poke(early, w.E_FROM_NS, now_ns(loop + _WORD * w.CLOCK) if peek(loop, w.TIMED) else 0)
-        poke(link, w.EARLY, early)
+        poke(first, w.EARLY, early)
+        forget_chunks(loop, early_bitmap(early), total)
     if total != peek(early, w.E_BYTES):
         poke(loop, w.FAULT_NAME_A, a)
         poke(loop, w.FAULT_NAME_B, b)
         fail(loop, w.F_LENGTH, peek(link, w.PEER), total, peek(early, w.E_BYTES))
         return
-    if offset != peek(early, w.E_CAME):
-        fail(loop, w.F_TURN, peek(link, w.PEER), offset, peek(early, w.E_CAME))
+    came = peek(early, w.E_CAME)
+    if not _in_turn(loop, link, early_bitmap(early), came, total, offset, count):
         return
     poke(link, w.IN_EARLY, early)
     _take_in(link, 0, early + _WORD * w.EARLY_WORDS + offset)
@@ -314,7 +348,8 @@ def _end_frame(loop: int, link: int) -> None:
         if peek(early, w.E_CAME) == peek(early, w.E_BYTES):
             if peek(early, w.E_FROM_NS):
                 poke(early, w.E_UNTIL_NS, now_ns(loop + _WORD * w.CLOCK))
-            late = waiting_row(loop, link, peek(early, w.E_NAME_A), peek(early, w.E_NAME_B))
+            first = peek(link, w.FIRST)
+            late = waiting_row(loop, first, peek(early, w.E_NAME_A), peek(early, w.E_NAME_B))
             if late:
                 take_late(loop, late)
         return

@@ -17,7 +17,7 @@ SPARE = 24  # 11 words for the C library: what `send_two` and `ppoll` are given
 LOOP_WORDS = 43
 NOBODY, COMMUNICATION, CALLER = 0, 1, 2  # who is driving
 
-# A link to one peer.
+# A link: one connection to a peer. What is to leave, and what came early, is with the first one.
 FD, PEER, FULL = 0, 1, 2
 NOT_BEFORE_NS = 3  # when the frame that is leaving may begin to, if it is paced
 QUEUE = 4  # the row that goes next; others follow by `NEXT`
@@ -31,12 +31,14 @@ ENDED = 28  # whether the peer's stream has
 PIECE = 29  # bytes that the kernel tells of
 OUT_MAC, IN_MAC = 30, 31  # addresses of what makes the checks of each direction; 0: checksums
 IN_FRONT = 32  # 4 words of the frame that is coming, which its MAC covers
-LINK_WORDS = 36
+FIRST, SEVERAL = 36, 37  # address of the first link to the same peer; whether there are others
+LINK_WORDS = 38
 
 HEADER_BYTES = 48
 STAGING_BYTES = 4096
 
-# A message that came before anybody waited for it, followed by its bytes.
+# A message that came before anybody waited for it, followed by its bytes, filled up to a word, and
+# by a bit for each chunk.
 E_NEXT, E_NAME_A, E_NAME_B, E_BYTES, E_CAME = 0, 1, 2, 3, 4
 E_FROM_NS, E_UNTIL_NS, EARLY_WORDS = 5, 6, 7
 
@@ -59,7 +61,10 @@ H_STAGE, H_FIRST, H_SENDS, H_RECEIVES, H_ADDS, HOP_WORDS = 0, 1, 2, 3, 4, 5
 R_LINK, R_REGION, R_OFFSET, R_BYTES, R_TO_REGION, R_TO_OFFSET, R_FUSED = 0, 1, 2, 3, 4, 5, 6
 R_SHORTER, FIXED_WORDS = 7, 8
 R_AT, R_DONE, R_NEXT, R_CHAIN, R_PROGRAM, R_STAGE = 8, 9, 10, 11, 12, 13
-R_FROM_NS, R_UNTIL_NS, ROW_WORDS = 14, 15, 16  # when its first byte left or came, and its last
+R_FROM_NS, R_UNTIL_NS = 14, 15  # when its first byte left or came, and its last
+R_LEAVING = 16  # frames of it that have been cut and have not left
+R_CAME = 17  # address of a bit for each chunk that may come in any order
+ROW_WORDS = 18
 
 # A MAC: three hashes of OpenSSL's (one begun with the inner key, one with the outer key, one to
 # work with), three functions, how many frames came before, and the last digest.
@@ -68,7 +73,16 @@ M_DIGEST, MAC_WORDS = 8, 12
 
 # What has failed; 0 for nothing.
 F_LOST, F_MAGIC, F_HEADER, F_EPOCH, F_SIZES, F_DATA = 1, 2, 3, 4, 5, 6
-F_LENGTH, F_EARLY, F_TURN, F_LEFT, F_GIVEN_UP, F_LONG, F_OPENSSL = 7, 8, 9, 10, 11, 12, 13
+F_LENGTH, F_EARLY, F_TURN, F_LEFT, F_GIVEN_UP, F_LONG, F_OPENSSL, F_CHUNK = (
+    7,
+    8,
+    9,
+    10,
+    11,
+    12,
+    13,
+    14,
+)
 
 CALL_WORDS = 8  # arguments of a call
 WORD_BYTES = 8

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +42,7 @@ from compressa.transports.lowered.bucket import pace
 from compressa.transports.lowered.compile import prepare
 from compressa.transports.lowered.digests import authenticate
 from compressa.transports.lowered.failure import failure
+from compressa.transports.lowered.links import join, make_room
 from compressa.transports.lowered.messages import Messages, shape_of
 from compressa.transports.lowered.program import DTYPES, LoweredProgram, name_of, stage_of
 from compressa.transports.settings import Settings, tune
@@ -54,20 +55,19 @@ _PAUSE_S = 0.001
 _ARGUMENTS = struct.Struct(f"<{w.CALL_WORDS}q")
 _NS = 1_000_000_000
 _PRIORITIES = 1 << 24  # in a step
-_MOST_KEPT_BYTES = 1 << 23
 
 
 class Loop:
-    """Runs lowered sums and exchanges over a socket to every other rank.
+    """Runs lowered sums and exchanges over sockets to every other rank.
 
     `run` is for any thread, all else for the communication thread.
 
     Args:
         rank: This rank.
-        sockets: By peer, a connected one; owned from now on.
+        sockets: By peer, connected ones, equally many for each; owned from now on.
         settings: Sizes and times.
         early_bytes: Most bytes that one peer may send before anybody waits for them.
-        number: Of each of these among the connections of two ranks, for their keys.
+        number: Of the first of these among the connections of two ranks, for their keys.
         failed: Called on the communication thread when a peer is lost that owes something, or sends
             nonsense; and for whatever is begun afterwards.
 
@@ -79,7 +79,7 @@ class Loop:
     def __init__(
         self,
         rank: int,
-        sockets: Mapping[int, socket.socket],
+        sockets: Mapping[int, Sequence[socket.socket]],
         settings: Settings,
         early_bytes: int,
         failed: Callable[[CompressaError], None],
@@ -87,11 +87,12 @@ class Loop:
     ) -> None:
         prepare()
         self._rank = rank
-        self._sockets = dict(sockets)
+        self._sockets = [link for several in sockets.values() for link in several]
         self._failed = failed
-        for link in self._sockets.values():
+        several = len(self._sockets) // max(1, len(sockets))
+        for link in self._sockets:
             tune(link, settings)
-            _make_room(link, early_bytes)
+            make_room(link, early_bytes // several)
         count = len(self._sockets)
         self._loop = words(w.LOOP_WORDS)
         self._links = words(w.LINK_WORDS * count).reshape(-1, w.LINK_WORDS)
@@ -113,11 +114,15 @@ class Loop:
         self._calling, arguments = threading.Lock(), words(w.CALL_WORDS)
         self._arguments, self._arguments_at = arguments.data, address_of(arguments)
         self._fill(settings, early_bytes)
+        memory = self._links, self._staging, self._chunks
+        self._program_links = join(sockets, *memory)
         self._in_use: list[object] = [pace(self._loop, settings.pacer)]
         self._authenticated = settings.authenticated
         if self._authenticated:
-            for row, peer in zip(self._links, self._sockets, strict=False):
-                self._in_use += authenticate(row, settings.keys.of_streams(peer, number))
+            for at in range(count):
+                peer, own = int(self._links[at, w.PEER]), number + at % several
+                keys = settings.keys.of_streams(peer, own)
+                self._in_use += authenticate(self._links[at], keys)
 
     @property
     def sent_bytes(self) -> int:
@@ -163,7 +168,7 @@ class Loop:
 
     def program(self, table: Table, dtype: torch.dtype) -> LoweredProgram | None:
         """Return a program that this loop can run; None if it can not add values of that dtype."""
-        return LoweredProgram(table, dtype, self._addresses) if dtype in DTYPES else None
+        return LoweredProgram(table, dtype, self._program_links) if dtype in DTYPES else None
 
     def start(
         self,
@@ -225,7 +230,7 @@ class Loop:
         if not self._drives():
             return False
         at_rest = self._messages.setdefault(shape, [])
-        messages = at_rest.pop() if at_rest else Messages(*shape, self._addresses)
+        messages = at_rest.pop() if at_rest else Messages(*shape, self._program_links)
         messages.lend(exchange)
 
         def received() -> None:
@@ -299,7 +304,7 @@ class Loop:
         self._loop[w.FAULT] = self._loop[w.FAULT] or w.F_GIVEN_UP
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
-        for link in self._sockets.values():
+        for link in self._sockets:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
         self.busy = False
@@ -310,14 +315,14 @@ class Loop:
 
     def finish(self) -> None:
         """End the own streams, behind what the kernel has taken; nobody drives any more."""
-        for link in self._sockets.values():
+        for link in self._sockets:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Free what is held; nobody drives any more."""
         self._loop[w.FAULT] = self._loop[w.FAULT] or w.F_GIVEN_UP
-        for link in self._sockets.values():
+        for link in self._sockets:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
@@ -365,23 +370,6 @@ class Loop:
         loop[w.CHUNK_BYTES], loop[w.EARLY_LIMIT] = self._chunk_bytes, early_bytes
         loop[w.POLL_NS], loop[w.SOON] = int(settings.poll_s * _NS), True
         loop[w.WAKE_FD], loop[w.OTHER_FD] = self._wake, -1
-        self._addresses = {}
-        for number, (peer, link) in enumerate(self._sockets.items()):
-            row = self._links[number]
-            row[w.FD], row[w.PEER], row[w.PIECE] = link.fileno(), peer, 1
-            row[w.STAGING] = self._staging[number].ctypes.data
-            row[w.CHUNK] = self._chunks[number].ctypes.data
-            self._addresses[peer] = address_of(row)
-
-
-def _make_room(link: socket.socket, early_bytes: int) -> None:
-    """Have the kernel keep what comes while nothing is under way here, and nobody reads.
-
-    Else a peer that is ahead could not tell a rank that is late from a wire that is slow.
-    """
-    # On Linux the buffer grows to twice what is asked to be there at once, and stays so.
-    for least_bytes in (min(early_bytes, _MOST_KEPT_BYTES), 1):
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
 
 
 class _UnderWay(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -10,6 +10,7 @@ from compressa.collectives.base import Exchange
 from compressa.collectives.lowering import VALUES, Extent, HopTable, lowered_hops
 from compressa.transports.base import Received
 from compressa.transports.lowered import _words as w
+from compressa.transports.lowered.links import Links
 from compressa.transports.lowered.program import LoweredProgram
 
 _WHERE, _SHORTER = slice(w.R_OFFSET, w.R_BYTES + 1), w.R_SHORTER
@@ -22,13 +23,13 @@ class Messages:
     Args:
         to: Whom it sends something.
         heard: Who sends it something.
-        links: By peer, the address of its link in the loop.
+        links: Of the loop that runs it.
 
     Attributes:
         program: Of addresses: its values begin at 0.
     """
 
-    def __init__(self, to: Sequence[int], heard: Sequence[int], links: Mapping[int, int]) -> None:
+    def __init__(self, to: Sequence[int], heard: Sequence[int], links: Links) -> None:
         hop = HopTable(0, dict.fromkeys(to, _SOMEWHERE), dict.fromkeys(heard, _SOMEWHERE))
         self.program = LoweredProgram(lowered_hops([hop], 0, 0), torch.uint8, links)
         self._rows = self.program.rows
@@ -42,6 +43,7 @@ class Messages:
         where = [(buffer.data_ptr(), buffer.numel()) for buffer in buffers]
         self._rows[:, _WHERE] = [(at, length) for at, length in where if length]
         self._received[:, _SHORTER] = not exchange.exact
+        self.program.make_room()
 
     def received(self) -> Received:
         """Return what has come, all of it: the filled fronts of the buffers."""

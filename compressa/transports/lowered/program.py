@@ -20,6 +20,7 @@ from compressa.transports.lowered._adds import (
     INT64,
 )
 from compressa.transports.lowered._memory import address_of, words
+from compressa.transports.lowered.links import Links
 
 DTYPES = {
     torch.float32: FLOAT32,
@@ -33,6 +34,8 @@ DTYPES = {
 }
 """What the loop can add."""
 
+_BITS = 64
+
 
 class LoweredProgram:
     """One that a loop can run again and again, once at a time.
@@ -40,17 +43,17 @@ class LoweredProgram:
     Args:
         table: What it does.
         dtype: Of the values; one of `DTYPES`.
-        links: By peer, the address of its link in the loop.
+        links: Of the loop that runs it.
 
     Attributes:
         address: Of its memory.
         rows: int64 (rows, `ROW_WORDS`): messages and additions, hop after hop.
     """
 
-    def __init__(self, table: Table, dtype: torch.dtype, links: Mapping[int, int]) -> None:
+    def __init__(self, table: Table, dtype: torch.dtype, links: Links) -> None:
         self._scratch = np.empty(table.scratch_bytes, np.uint8)
         hops = table.hops
-        rows = [row for hop in hops for row in _rows(hop, links)]
+        rows = [row for hop in hops for row in _rows(hop, links.addresses)]
         sizes = (
             w.PROGRAM_WORDS,
             w.CHAIN_WORDS * len(table.chains),
@@ -59,7 +62,8 @@ class LoweredProgram:
         )
         self._words = words(sum(sizes))
         self.address = address_of(self._words)
-        self._peers = {address: peer for peer, address in links.items()}
+        self._links = links
+        self._peers = {address: peer for peer, address in links.addresses.items()}
         self._head, chains, hop_words, row_words = np.split(
             self._words[: sum(sizes)], np.cumsum(sizes)[:-1]
         )
@@ -67,6 +71,21 @@ class LoweredProgram:
         self._chains = chains.reshape(len(table.chains), w.CHAIN_WORDS)
         self._hops = hop_words.reshape(len(hops), w.HOP_WORDS)
         self._fill(table, hops, rows, dtype)
+        self._bitmap = words(0)
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Have a bit for each chunk of what is received, where these come in any order."""
+        if not self._links.several:
+            return
+        counts = -(-self.rows[:, w.R_BYTES] // self._links.chunk_bytes)
+        ends = np.cumsum(-(-counts // _BITS))
+        if ends.size and ends[-1] > self._bitmap.size:
+            self._bitmap = words(int(ends[-1]))
+        self.rows[1:, w.R_CAME] = ends[:-1]
+        self.rows[:1, w.R_CAME] = 0
+        self.rows[:, w.R_CAME] *= w.WORD_BYTES
+        self.rows[:, w.R_CAME] += address_of(self._bitmap)
 
     @property
     def under_way(self) -> bool:

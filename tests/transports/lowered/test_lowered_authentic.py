@@ -35,7 +35,7 @@ class Attacked:
     def __init__(self) -> None:
         near, self.far = socket.socketpair()
         self.far.settimeout(5.0)
-        self.end = End(0, {1: near}, keys=Keys(0, SECRET))
+        self.end = End(0, {1: [near]}, keys=Keys(0, SECRET))
         self.guarded = Guarded(LONG, torch.uint8, 0)
         self.sealing, self.opening = Keys(1, SECRET).to(0, NUMBER), Keys(1, SECRET).coming_from(0)
 

@@ -27,7 +27,7 @@ class Attacked:
 
     def __init__(self, name: str = "recursive_doubling", **how: int) -> None:
         near, self.far = socket.socketpair()
-        self.end = End(0, {1: near}, **how)
+        self.end = End(0, {1: [near]}, **how)
         self.guarded = Guarded(ELEMS, torch.float32, 0)
         self.values = self.guarded.tensor
         self.values.fill_(1.0)
@@ -183,7 +183,7 @@ def test_a_connection_that_is_reset_is_a_loss() -> None:
         listener.listen(1)
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
-    end, values = End(0, {1: near}), torch.ones(ELEMS)
+    end, values = End(0, {1: [near]}), torch.ones(ELEMS)
     end.start(end.program("ring", values), values, KEY)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     far.close()

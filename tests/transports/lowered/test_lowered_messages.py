@@ -42,7 +42,7 @@ class Receiver:
 
     def __init__(self) -> None:
         near, self.far = socket.socketpair()
-        self.end = End(0, {1: near})
+        self.end = End(0, {1: [near]})
         self.far.settimeout(5.0)
 
     def look(self) -> None:
@@ -68,11 +68,12 @@ def receiver() -> Iterator[Receiver]:
     lengths=st.lists(st.sampled_from([0, 1, 7, 8, 400, CHUNK_BYTES, LONG]), min_size=1, max_size=5),
     exact=st.booleans(),
     late=st.sets(st.integers(0, 3)),
+    stripes=st.sampled_from([1, 3]),
 )
 def test_everyone_gets_what_everyone_sent(
-    size: int, lengths: list[int], exact: bool, late: set[int]
+    size: int, lengths: list[int], exact: bool, late: set[int], stripes: int
 ) -> None:
-    with ends(size) as ranks:
+    with ends(size, stripes) as ranks:
         sent = [[random(length) for length in lengths] for _ in range(size)]
         got: list[list[Received]] = [[] for _ in range(size)]
 
@@ -246,7 +247,7 @@ def test_what_comes_while_nobody_reads_does_not_hold_its_sender_up() -> None:
         far = socket.create_connection(server.getsockname())
         near, _ = server.accept()
     far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-    end = End(0, {1: near}, early_bytes=1 << 20)
+    end = End(0, {1: [near]}, early_bytes=1 << 20)
     far.settimeout(5.0)
     try:
         far.sendall(bytes(1 << 20))  # a window that nobody asked for is 64 KiB

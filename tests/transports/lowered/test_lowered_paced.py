@@ -30,7 +30,7 @@ class Sender:
     def __init__(self, pacer: Pacer) -> None:
         near, self.far = socket.socketpair()
         self.far.setblocking(False)
-        self.end = End(0, {1: near}, pacer=pacer)
+        self.end = End(0, {1: [near]}, pacer=pacer)
         self.came: list[tuple[float, int]] = []
 
     def send(self, length: int, key: Key = KEY) -> None:

@@ -49,14 +49,15 @@ def sum_on(
     elems=st.sampled_from([0, 1, 15, 17, 1000, CHUNK_ELEMS, 5 * CHUNK_ELEMS + 3]),
     segments=st.sampled_from([1, 3]),
     seed=st.integers(0, 999),
+    stripes=st.sampled_from([1, 2]),
 )
 def test_sums_have_the_bits_of_the_program(
-    name: str, size: int, elems: int, segments: int, seed: int
+    name: str, size: int, elems: int, segments: int, seed: int, stripes: int
 ) -> None:
     values = drawn(size, elems, torch.float32, seed)
     due = [value.clone() for value in values]
     sum_all(Loopback(size), segmented(ALGORITHMS[name], segments), due)
-    with ends(size) as loops:
+    with ends(size, stripes) as loops:
         sum_on(loops, name, values, Key(0, 0, 0), segments)
     assert same_bits([due[0], *values])
 
