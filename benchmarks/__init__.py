@@ -6,7 +6,7 @@
     python -m benchmarks steps       a whole step: computing, kernels, the wire, and what is left
     python -m benchmarks diloco      rounds of DiLoCo, ours and torchft's
     torchrun --nproc-per-node 2 -m benchmarks.integrity    what it costs to compare replicas
-    torchrun --nproc-per-node 2 -m benchmarks.frames       what it costs to check frames
+    torchrun --nproc-per-node 2 -m benchmarks.frames       what MACs cost
     torchrun --nproc-per-node 2 -m benchmarks.walk         which calls a step consists of
 
 All stand on `harness`: its rows, targets, tables, ranks and its runner. Each of the first four has

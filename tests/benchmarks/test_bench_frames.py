@@ -1,42 +1,26 @@
-"""What checks cost is told by steps in which nobody checks the data of frames."""
+"""What MACs cost is told by steps with checksums and steps with MACs, in turn."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from _ranks import Group
 
-from benchmarks.frames import UNCHECKED, NoKeys, measured
-from compressa.errors import PayloadError
-from compressa.transports.base import Key
-from compressa.transports.checks import CHECKSUMS
-from compressa.transports.frames import Frame, Kind, read_frame
-from compressa.transports.table import TRANSPORTS
-
-DATA = memoryview(b"some data")
+from benchmarks.frames import keyed, measured
 
 
-def cost_of_checks() -> tuple[float, float]:
-    """Return the seconds of a step without checks, and how many times as long one with them is."""
-    found = measured({}, "int8", pairs=2)
-    assert UNCHECKED not in TRANSPORTS, "others could choose it"
+def cost_of_macs(path: str) -> tuple[float, float]:
+    """Return the seconds of a step, and how many times as long one with MACs is."""
+    with keyed(Path(path)) as settings:
+        found = measured(settings, "int8", pairs=2)
     return found.off_s, found.ratio
 
 
-def test_without_checks_any_data_pass_and_headers_are_still_checked() -> None:
-    frame, none = Frame(Kind.DATA, 1, Key(0, 0, 0), len(DATA), 0, len(DATA)), NoKeys(0)
-    header = frame.pack(DATA, none.to(1))
-    read = read_frame(memoryview(header), 1, 100, "here")
-    for data in (DATA, memoryview(b"else data")):
-        read.verify(data, "here", none.named("it").coming_from(1))
-    with pytest.raises(PayloadError):
-        read.verify(DATA, "here", CHECKSUMS.coming_from(1))
-    header[20] += 1
-    with pytest.raises(PayloadError):
-        read_frame(memoryview(header), 1, 100, "here")
-
-
 @pytest.mark.ranks
-def test_steps_with_and_without_checks_are_timed(two: Group) -> None:
-    for off_s, ratio in two.run(cost_of_checks):
+def test_steps_with_checksums_and_with_macs_are_timed(two: Group, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    for off_s, ratio in two.run(cost_of_macs, path=str(secret)):
         assert off_s > 0
         assert 0.1 < ratio < 10
+    assert not secret.exists()
