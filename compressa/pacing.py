@@ -45,10 +45,13 @@ class EmptyAt(Protocol):
     """Keeps the time, of `time.monotonic`, at which a bucket would have been empty."""
 
     def change(self, change: Callable[[float], float]) -> float:
-        """Replace the time by what a function makes of it, one caller at a time; return it.
+        """Replace the time by what a function makes of it, as if one came after the other.
 
         Args:
             change: Called with the time in seconds; again where another caller was faster.
+
+        Returns:
+            The new time.
         """
 
 

@@ -135,6 +135,23 @@ def test_threads_that_share_a_bucket_lose_no_turn(file: Path) -> None:
     assert leave(pacers[0], clock, 1000) == pytest.approx(1000.0 + 0.4)
 
 
+_WITHOUT_ROOM = """
+import resource, sys
+from pathlib import Path
+from compressa.transports.lowered.bucket import SharedEmptyAt
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    SharedEmptyAt(Path(sys.argv[1]))
+except OSError:
+    print("refused")
+"""
+
+
+def test_a_file_without_room_is_refused_when_it_is_opened(file: Path) -> None:
+    command = [sys.executable, "-c", _WITHOUT_ROOM, str(file)]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"refused\n"
+
+
 _SHARER = """
 import sys
 from pathlib import Path

@@ -26,7 +26,7 @@ def descriptors_needed(config: Config, ranks: int) -> int:
     """
     exchange = config.exchange
     several = any(row.connections for row in meant(exchange.transport))
-    own = exchange.connections + 1 if several else 0  # one is for lowered sums
+    own = exchange.connections + 1 if several else 0  # one for signs of life
     return (_MESHES + own) * (ranks - 1) + several + _OTHERS
 
 

@@ -53,10 +53,7 @@ bytes without Python; below it two hops, or one for few bytes where sums are low
 
 def lowers(config: Config) -> bool:
     """Return whether ranks on CPUs run sums of plain values as tables, on a system as this one."""
-    paced = config.schedule.pace_bits_per_s is not None
-    exchange = config.exchange
-    plain = not (paced or exchange.authenticate)
-    return AVAILABLE and plain and meant(exchange.transport)[-1].lowers
+    return AVAILABLE and meant(config.exchange.transport)[-1].lowers
 
 
 Carrier = Callable[..., Program[Any]]

@@ -148,22 +148,36 @@ def forget(loop: int) -> None:
 
 @lean_nested
 def _check_ended(loop: int) -> None:
-    """Fail if a peer has ended its stream and owes something."""
+    """Fail if a peer has ended its streams and owes something."""
     for i in range(peek(loop, w.LINK_COUNT)):
         link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
-        if peek(link, w.ENDED) and waiting_row(loop, peek(link, w.FIRST), 0, ANY):
+        if _left(loop, link) and waiting_row(loop, link, 0, ANY):
             fail(loop, w.F_LEFT, peek(link, w.PEER), 0, 0)
+
+
+@lean_nested
+def _left(loop: int, first: int) -> bool:
+    """Whether a peer has ended all its streams, of which this is the first."""
+    for i in range(peek(loop, w.LINK_COUNT)):
+        link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
+        if peek(link, w.FIRST) == first and not peek(link, w.ENDED):
+            return False
+    return peek(first, w.FIRST) == first
 
 
 @lean_nested
 def _flush_all(loop: int) -> None:
     if peek(loop, w.HELD):
         return
-    for i in range(peek(loop, w.LINK_COUNT)):
-        link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
-        waits = peek(peek(link, w.FIRST), w.QUEUE) or peek(link, w.OUT_ROW)
-        if waits and not peek(link, w.FULL):
-            flush(loop, link)
+    again = True
+    while again:  # a message that has left may begin a hop, which sends to who has had its turn
+        poke(loop, w.ENQUEUED, 0)
+        for i in range(peek(loop, w.LINK_COUNT)):
+            link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
+            waits = peek(peek(link, w.FIRST), w.QUEUE) or peek(link, w.OUT_ROW)
+            if waits and not peek(link, w.FULL):
+                flush(loop, link)
+        again = peek(loop, w.ENQUEUED) != 0 and peek(loop, w.FAULT) == 0
 
 
 @lean_nested

@@ -118,10 +118,16 @@ def _begin_hop(loop: int, program: int, chain: int) -> int:
 @lean_nested
 def _enqueue(loop: int, program: int, row: int) -> None:
     """Put a message where it belongs among those to its peer: urgent ones first, then old ones."""
+    poke(loop, w.ENQUEUED, 1)
+    queue(row, peek(program, w.PRIORITY) + 1)
+
+
+@lean_nested
+def queue(row: int, urgency: int) -> None:
+    """Put a message behind those that are more urgent than a number, and before the others."""
     link = peek(row, w.R_LINK)
-    urgency = peek(program, w.PRIORITY)
     before, behind = 0, peek(link, w.QUEUE)
-    while behind != 0 and peek(peek(behind, w.R_PROGRAM), w.PRIORITY) <= urgency:
+    while behind != 0 and peek(peek(behind, w.R_PROGRAM), w.PRIORITY) < urgency:
         before, behind = behind, peek(behind, w.R_NEXT)
     poke(row, w.R_NEXT, behind)
     if before:

@@ -1,4 +1,4 @@
-"""Links: frames to and from one peer, over one socket, without blocking."""
+"""Links: frames to and from one peer, over its sockets, without blocking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import _words as w
 from ._adds import add
 from ._chunks import bitmap_words, early_bitmap, forget_chunks, is_new_chunk
 from ._frames import high, is_frame, is_whole, low, write_header
-from ._hops import fail, fits, name_a, row_done, take_late, target, waiting_row
+from ._hops import fail, fits, name_a, queue, row_done, take_late, target, waiting_row
 from ._libc import (
     EAGAIN,
     EINTR,
@@ -39,9 +39,12 @@ def flush(loop: int, link: int) -> None:
     """Hand frames to the kernel until it takes no more."""
     while peek(loop, w.FAULT) == 0 and not peek(link, w.FULL):
         if peek(link, w.OUT_ROW) == 0:
-            if peek(peek(link, w.FIRST), w.QUEUE) == 0:
+            first = peek(link, w.FIRST)
+            if peek(first, w.QUEUE) == 0 or peek(first, w.WAITING):
                 return
             _begin_frame(loop, link)
+            if peek(loop, w.FAULT):
+                return
         if must_wait(loop, link):
             return
         _push(loop, link)
@@ -90,6 +93,8 @@ def _push(loop: int, link: int) -> None:
         why = errno()
         if why == EAGAIN:
             poke(link, w.FULL, 1)
+            if sent == 0 and peek(link, w.SEVERAL):
+                _give_back(link)
         elif why != EINTR:
             fail(loop, w.F_LOST, peek(link, w.PEER), why, 0)
         return
@@ -105,6 +110,21 @@ def _push(loop: int, link: int) -> None:
     if peek(row, w.R_DONE) == peek(row, w.R_BYTES) and peek(row, w.R_LEAVING) == 0:
         poke(loop, w.MESSAGES, peek(loop, w.MESSAGES) + 1)
         _end_row(loop, row)
+
+
+@lean_nested
+def _give_back(link: int) -> None:
+    """Have another link cut anew what this one has no room for; nothing was cut since."""
+    row, first, mac = peek(link, w.OUT_ROW), peek(link, w.FIRST), peek(link, w.OUT_MAC)
+    count = peek(link, w.OUT_BYTES)
+    if peek(row, w.R_DONE) == peek(row, w.R_BYTES):  # it is not in the queue any more
+        queue(row, peek(peek(row, w.R_PROGRAM), w.PRIORITY))
+    poke(row, w.R_DONE, peek(row, w.R_DONE) - count)
+    poke(row, w.R_LEAVING, peek(row, w.R_LEAVING) - 1)
+    poke(link, w.OUT_ROW, 0)
+    poke(first, w.PAID_BYTES, w.HEADER_BYTES + count)
+    if mac:
+        poke(mac, w.M_NUMBER, peek(mac, w.M_NUMBER) - 1)
 
 
 @lean_nested

@@ -16,19 +16,24 @@ _NS_BITS = 8_000_000_000  # bits of a byte, and nanoseconds of a second
 def reserve(loop: int, link: int, count: int) -> None:
     """Take the next turn for so many bytes, and note when they may leave; nothing without a pace.
 
-    The bucket is shared, and changed as `SharedEmptyAt.change` does.
+    The bucket is shared, and changed as `SharedEmptyAt.change` does. Only one frame to a peer waits
+    at a time, so that what is more urgent comes right behind it.
     """
     bucket, rate = peek(loop, w.BUCKET), peek(loop, w.PACE_BITS_PER_S)
     if bucket == 0:
         return
     now = now_ns(loop + _WORD * w.CLOCK)
-    cost = (count * _NS_BITS + rate - 1) // rate
+    first = peek(link, w.FIRST)
+    due = larger(0, count - peek(first, w.PAID_BYTES))
+    poke(first, w.PAID_BYTES, 0)
+    cost = (due * _NS_BITS + rate - 1) // rate
     while True:
         before = peek(bucket, 0)
         after = larger(before, now - peek(loop, w.BURST_NS)) + cost
         if swap_if(bucket, 0, before, after):
             break
     poke(link, w.NOT_BEFORE_NS, after)
+    poke(first, w.WAITING, 1)
 
 
 @lean_nested
@@ -40,6 +45,7 @@ def must_wait(loop: int, link: int) -> bool:
     if now_ns(loop + _WORD * w.CLOCK) < until:
         return True
     poke(link, w.NOT_BEFORE_NS, 0)
+    poke(peek(link, w.FIRST), w.WAITING, 0)
     return False
 
 

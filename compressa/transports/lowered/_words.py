@@ -14,7 +14,8 @@ TIMED = 38  # whether anybody wants to know when messages left and came
 HELD = 39  # whether nothing leaves yet
 BUCKET, PACE_BITS_PER_S, BURST_NS = 40, 41, 42  # address of the pacer's word; 0 without a pace
 SPARE = 24  # 11 words for the C library: what `send_two` and `ppoll` are given
-LOOP_WORDS = 43
+ENQUEUED = 43  # whether a message has been queued since all links were offered what waits
+LOOP_WORDS = 44
 NOBODY, COMMUNICATION, CALLER = 0, 1, 2  # who is driving
 
 # A link: one connection to a peer. What is to leave, and what came early, is with the first one.
@@ -32,7 +33,9 @@ PIECE = 29  # bytes that the kernel tells of
 OUT_MAC, IN_MAC = 30, 31  # addresses of what makes the checks of each direction; 0: checksums
 IN_FRONT = 32  # 4 words of the frame that is coming, which its MAC covers
 FIRST, SEVERAL = 36, 37  # address of the first link to the same peer; whether there are others
-LINK_WORDS = 38
+WAITING = 38  # of a first link: whether a frame of one of them has to wait for its turn
+PAID_BYTES = 39  # of a first link: of a frame that had its turn, and found no room
+LINK_WORDS = 40
 
 HEADER_BYTES = 48
 STAGING_BYTES = 4096

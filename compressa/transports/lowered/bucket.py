@@ -46,7 +46,8 @@ class SharedEmptyAt:
         else:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                os.ftruncate(file, w.WORD_BYTES)  # zero, and as it is for those who come later
+                if os.fstat(file).st_size < w.WORD_BYTES:  # nobody paces before all have opened it
+                    os.pwrite(file, bytes(w.WORD_BYTES), 0)  # a hole would have no room kept for it
                 memory = mmap.mmap(file, w.WORD_BYTES)
             finally:
                 os.close(file)

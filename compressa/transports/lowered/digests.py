@@ -75,7 +75,8 @@ class StreamMac:
         context = functions["EVP_MD_CTX_new"]()
         if not context:
             raise MemoryError("OpenSSL")
-        weakref.finalize(self, functions["EVP_MD_CTX_free"], context)
+        freed = weakref.finalize(self, functions["EVP_MD_CTX_free"], context)
+        freed.atexit = False  # a thread may be in compiled code until the process ends
         begun = functions["EVP_DigestInit_ex"](context, functions["EVP_sha256"](), None)
         if begun != 1 or functions["EVP_DigestUpdate"](context, start, len(start)) != 1:
             raise MemoryError("OpenSSL")

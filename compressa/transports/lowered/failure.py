@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from compressa.errors import CompressaError, PayloadError, PeerLost, StateError
+from compressa.errors import CompressaError, PayloadError, PeerLost, StateError, TransportError
 from compressa.transports.checks import Checksum, Mac
 from compressa.transports.frames import way
 from compressa.transports.lowered import _words as w
@@ -23,7 +23,7 @@ def failure(loop: np.ndarray, rank: int, *, authenticated: bool) -> CompressaErr
             is here.
     """
     fault, peer, a, b = loop[w.FAULT : w.FAULT_B + 1].tolist()
-    doubt = f", or {Mac.wrong}" if authenticated and fault not in (w.F_DATA, w.F_OPENSSL) else ""
+    doubt = f", or {Mac.wrong}" if authenticated and fault != w.F_DATA else ""
     name, (stage, _) = int(loop[w.FAULT_NAME_A]), stage_of(int(loop[w.FAULT_NAME_B]))
     if fault == w.F_LOST:
         why = "in the middle of a frame" if b else os.strerror(a)
@@ -36,13 +36,14 @@ def failure(loop: np.ndarray, rank: int, *, authenticated: bool) -> CompressaErr
             f"rank {peer} sends {a} bytes for unit {unit}, stage {stage} of step {step}, "
             f"where {most}{b} are due{doubt}"
         )
+    if fault == w.F_OPENSSL:
+        return TransportError(f"OpenSSL failed at the MAC of a frame of rank {rank}'s and {peer}'s")
     said = {
         w.F_MAGIC: f"has magic {a & 0xFFFF:#06x} and version {a >> 16 & 0xFF}",
         w.F_HEADER: Checksum.wrong,
         w.F_EPOCH: f"is of epoch {a}, this is epoch {b}",
         w.F_SIZES: f"has {a} bytes at {b}",
         w.F_DATA: Mac.wrong if a else Checksum.wrong,
-        w.F_OPENSSL: "cannot be authenticated: OpenSSL failed",
         w.F_EARLY: f"makes {a} bytes that nobody waits for, more than {b}",
         w.F_CHUNK: f"has {b} bytes at {a}, which are no chunk or came before",
         w.F_TURN: f"has byte {a} of a message where byte {b} is due",

@@ -100,7 +100,7 @@ class LoweredProgram:
             if hop < end and waits:
                 _, first, sends, receives, _ = self._hops[hop].tolist()
                 for row in self.rows[first : first + sends + receives].tolist():
-                    if row[w.R_DONE] < row[w.R_BYTES]:
+                    if row[w.R_DONE] < row[w.R_BYTES] or row[w.R_LEAVING]:
                         found.add(self._peers[row[w.R_LINK]])
         return sorted(found)
 

@@ -11,6 +11,7 @@ import torch
 from _lowered import CHUNK_BYTES, KEY, End
 
 from compressa.collectives.base import Exchange
+from compressa.collectives.lowering import VALUES, Extent, HopTable, lowered_hops
 from compressa.pacing import Pacer
 from compressa.transports.base import Key
 from compressa.transports.frames import FRAME_HEADER_BYTES
@@ -97,6 +98,44 @@ def test_who_shares_a_bucket_shares_the_rate(tmp_path: Path) -> None:
     assert time.monotonic() - began_s >= (75 * FRAME_BYTES - BURST_BYTES) * 8 / RATE
     for sender in senders:
         sender.close()
+
+
+@pytest.mark.parametrize("stripes", [1, 16])
+def test_what_is_urgent_waits_for_one_frame_at_most(stripes: int) -> None:
+    pairs = [socket.socketpair() for _ in range(stripes)]
+    end = End(0, {1: [near for near, _ in pairs]}, pacer=Pacer(RATE, 0, SharedEmptyAt()))
+    large, small = torch.zeros(LENGTH, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8)
+    end.exchange(Key(0, 0, 0), Exchange({1: large}, {}), priority=9)
+    for _ in range(4):
+        end.loop.wait(-1, 0.005)
+    began_s = time.monotonic()
+    end.exchange(Key(0, 1, 0), Exchange({1: small}, {}), priority=1)
+    while not end.done:
+        end.loop.wait(-1, 0.001)
+    assert end.done == [Key(0, 1, 0)]
+    # A frame that has its turn already, its own turn, and what a busy machine adds.
+    assert time.monotonic() - began_s < 5 * FRAME_BYTES * 8 / RATE
+    end.close()
+    for _, far in pairs:
+        far.close()
+
+
+def test_a_hop_that_begins_where_a_message_has_left_is_not_forgotten() -> None:
+    """What is sent to a peer that has been served in this turn leaves in the next one, at once."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    end = End(0, {1: [pairs[0][0]], 2: [pairs[1][0]]}, pacer=Pacer(RATE, 0, SharedEmptyAt()))
+    extents = [HopTable(n, {peer: Extent(VALUES, 0, 64)}, {}) for n, peer in enumerate((2, 1))]
+    program = end.loop.program(lowered_hops(extents, 0, 64), torch.uint8)
+    assert program is not None
+    values = torch.zeros(64, dtype=torch.uint8)
+    end.start(program, values, KEY)
+    began_s = time.monotonic()
+    while not end.done:
+        end.loop.wait(-1, 5.0)
+    assert time.monotonic() - began_s < 2.0
+    end.close()
+    for _, far in pairs:
+        far.close()
 
 
 def test_a_rate_that_is_no_whole_number_is_never_exceeded() -> None:

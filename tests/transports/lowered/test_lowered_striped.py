@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +19,10 @@ from compressa.errors import PayloadError, PeerLost
 from compressa.pacing import Pacer
 from compressa.testing.memory import Guarded
 from compressa.transports.base import Key
+from compressa.transports.checks import Keys
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.lowered import AVAILABLE
+from compressa.transports.lowered import _words as w
 from compressa.transports.lowered.bucket import SharedEmptyAt
 from compressa.transports.lowered.digests import openssl
 
@@ -33,7 +37,7 @@ CHUNKS = -(-LONG // CHUNK_BYTES)
 class Receiver:
     """A loop whose only peer are plain sockets here."""
 
-    def __init__(self, **how: int) -> None:
+    def __init__(self, **how: Any) -> None:
         pairs = [socket.socketpair() for _ in range(STRIPES)]
         self.far = [far for _, far in pairs]
         for far in self.far:
@@ -132,13 +136,57 @@ def test_what_is_no_new_chunk_is_refused(receiver: Receiver, bad: bytes, *, aske
     assert not receiver.end.done
 
 
-def test_a_connection_that_ends_while_something_is_owed_is_a_loss(receiver: Receiver) -> None:
+def test_what_is_owed_may_come_behind_the_end_of_another_stream(receiver: Receiver) -> None:
     receiver.expect()
     receiver.far[0].sendall(chunk(0))
-    receiver.far[2].close()
+    receiver.far[0].shutdown(socket.SHUT_WR)
+    receiver.look()
+    assert not receiver.end.failures
+    rest = b"".join(map(chunk, range(1, CHUNKS)))
+    side_by_side([partial(receiver.far[1].sendall, rest), partial(receiver.end.until, 1)])
+    assert receiver.end.done == [KEY]
+
+
+def test_a_peer_that_ends_all_streams_while_it_owes_something_is_lost(receiver: Receiver) -> None:
+    receiver.expect()
+    receiver.far[0].sendall(chunk(0))
+    for far in receiver.far:
+        far.close()
     receiver.end.until(1)
     (failure,) = receiver.end.failures
     assert isinstance(failure, PeerLost)
+
+
+def test_a_connection_without_room_holds_nothing_that_has_not_begun() -> None:
+    receiver = Receiver(kept_bytes=1 << 13, keys=Keys(0, b"known to the ranks alone"))
+    data = torch.frombuffer(bytearray(DATA), dtype=torch.uint8)
+    receiver.end.exchange(KEY, Exchange({1: data}, {}))
+    links, full = receiver.end.loop._links, 0
+    checks = [Keys(1, b"known to the ranks alone").coming_from(0, k) for k in range(STRIPES)]
+    streams, found = [b""] * STRIPES, {}
+    turn = 0
+    while not receiver.end.done or any(streams) or len(found) < CHUNKS:
+        receiver.end.loop.wait(-1, 0.0)
+        for row in links[links[:, w.FULL] == 1]:
+            full += 1
+            assert not row[w.OUT_ROW] or row[w.OUT_SENT] > 0
+        turn += 1
+        for number in (turn % STRIPES,):  # the others have no room meanwhile
+            receiver.far[number].setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                streams[number] += receiver.far[number].recv(1 << 13)
+            while len(streams[number]) >= FRAME_HEADER_BYTES:
+                frame = read_frame(memoryview(streams[number]), EPOCH, CHUNK_BYTES, "here")
+                end = FRAME_HEADER_BYTES + frame.data_bytes
+                if len(streams[number]) < end:
+                    break
+                body = memoryview(streams[number])[FRAME_HEADER_BYTES:end]
+                frame.verify(body, "here", checks[number])  # none is counted that was given back
+                found[frame.offset_bytes] = bytes(body)
+                streams[number] = streams[number][end:]
+    assert full
+    assert b"".join(found[offset] for offset in sorted(found)) == DATA
+    receiver.close()
 
 
 def test_a_message_leaves_over_all_connections_and_each_chunk_once() -> None:
