@@ -94,16 +94,31 @@ def test_the_figures_of_long_runs_are_those_of_their_file() -> None:
 
 
 def test_the_seeds_of_long_runs_are_those_of_their_file() -> None:
-    losses: dict[str, list[float]] = {"ddp-float32": [], "demo-opt-2e-3": []}
-    for cell in cells("long"):
-        losses.get(cell["compressor"], []).append(cell["metrics"]["loss"])
-    adamw, demo = losses.values()
+    adamw, demo = seeds_of("ddp-float32"), seeds_of("demo-opt-2e-3")
     assert len(adamw) == len(demo) == 3
     lists = [", ".join(f"{loss:.3f}" for loss in each) for each in (adamw, demo)]
     said = (
         f"AdamW ends at {lists[0]}, and DeMo at {lists[1]}: {fmean(demo) / fmean(adamw) - 1:+.1%}"
     )
     assert said in re.sub(r"\s+", " ", OPTIMIZERS), said
+
+
+def test_the_seeds_of_diloco_are_those_of_their_file() -> None:
+    by = {name: seeds_of(name) for name in ("diloco-int4-after-demo-16-bits", "ddp-float32")}
+    diloco, adamw = by.values()
+    assert len(adamw) == len(diloco) == 3
+    lists = [", ".join(f"{loss:.3f}" for loss in each) for each in (diloco, adamw)]
+    change = fmean(diloco) / fmean(adamw) - 1
+    said = f"ends at {lists[0]}, and AdamW at {lists[1]}: {change:+.1%}"
+    assert said in re.sub(r"\s+", " ", STRATEGIES), said
+    assert abs(change) < 0.01
+    assert all(other / adamw[seed] < 1.01 for seed, other in enumerate(diloco))
+
+
+def seeds_of(name: str) -> list[float]:
+    """Losses of long runs, by seed."""
+    found = {c["seed"]: c["metrics"]["loss"] for c in cells("long") if c["compressor"] == name}
+    return [found[seed] for seed in sorted(found)]
 
 
 def test_the_figures_of_fsdp_are_those_of_their_file() -> None:
