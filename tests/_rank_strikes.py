@@ -22,6 +22,7 @@ from compressa.transports import frames
 from compressa.transports.base import Done, Key
 from compressa.transports.lowered import _words
 from compressa.transports.lowered.loop import Loop
+from compressa.transports.lowered.program import LoweredProgram
 
 Strike = Callable[[], None]
 Due = Callable[[frames.Frame, memoryview], tuple[str, int] | None]
@@ -125,23 +126,47 @@ def on_frames(due: Due) -> Iterator[None]:
 @contextmanager
 def _on_compiled(due: Due) -> Iterator[None]:
     """Where compiled code sends, a broken frame goes before what it sends."""
-    exchange = Loop.exchange
+    exchange, start = Loop.exchange, Loop.start
 
-    def broken(self: Loop, key: Key, messages: Exchange, priority: int, done: Done) -> bool:
-        epoch = int(self._loop[_words.EPOCH])
+    def strike(loop: Loop, key: Key, peer: int, data: memoryview, size: int) -> None:
+        epoch = int(loop._loop[_words.EPOCH])
+        frame = frames.Frame(frames.Kind.DATA, epoch, key, size, 0, len(data))
+        kind, variant = due(frame, data) or ("", 0)
+        if not kind:
+            return
+        header = frame.pack(_changed(data) if kind == "flip" else data)
+        if kind == "header":
+            header[_FIELDS[variant % len(_FIELDS)]] ^= 8
+        link = loop._sockets[loop._links[:, _words.PEER].tolist().index(peer)]
+        select.select([], [link], [], _WRITABLE_S)
+        link.send(bytes(header) + bytes(data))
+
+    def broken_exchange(
+        self: Loop, key: Key, messages: Exchange, priority: int, done: Done
+    ) -> bool:
         for peer, buffer in messages.outgoing.items():
-            data = buffer[:_SOME].numpy().data
-            frame = frames.Frame(frames.Kind.DATA, epoch, key, buffer.numel(), 0, len(data))
-            kind, variant = due(frame, data) or ("", 0)
-            if kind:
-                header = frame.pack(_changed(data) if kind == "flip" else data)
-                if kind == "header":
-                    header[_FIELDS[variant % len(_FIELDS)]] ^= 8
-                select.select([], [self._sockets[peer]], [], _WRITABLE_S)
-                self._sockets[peer].send(bytes(header) + bytes(data))
+            strike(self, key, peer, buffer[:_SOME].numpy().data, buffer.numel())
         return exchange(self, key, messages, priority, done)
 
-    with mock.patch.object(Loop, "exchange", broken):
+    def broken_start(
+        self: Loop,
+        program: LoweredProgram,
+        values: torch.Tensor,
+        divisor: int,
+        key: Key,
+        *more: Any,
+    ) -> bool:
+        _, first, sends, *_ = program._hops[0].tolist()
+        for row in program.rows[first : first + sends].tolist():
+            size = row[_words.R_BYTES]
+            peer = program._peers[row[_words.R_LINK]]
+            strike(self, key, peer, memoryview(bytes(min(size, _SOME))), size)
+        return start(self, program, values, divisor, key, *more)
+
+    with (
+        mock.patch.object(Loop, "exchange", broken_exchange),
+        mock.patch.object(Loop, "start", broken_start),
+    ):
         yield
 
 
