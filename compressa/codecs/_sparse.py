@@ -46,6 +46,11 @@ _DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+_KERNEL_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
 
 
 def _bits_bytes(k: int, n: int) -> int:
@@ -105,6 +110,11 @@ class SparseForm:
     def lossless(self) -> bool:
         """Whether values arrive as they are."""
         return self.value_dtype == "float32"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values on the wire, as kernels take them: NumPy has no bfloat16, so its bits."""
+        return _KERNEL_DTYPES[self.value_dtype]
 
     @property
     def rounding(self) -> float:
@@ -213,7 +223,7 @@ class SparseForm:
 
     def _halves(self, values: U8) -> casts.Half:
         """Values of 16 bits, as kernels take them."""
-        return values.view(np.float16 if self.value_dtype == "float16" else np.uint16)
+        return values.view(self.dtype)
 
     def _widened(self, values: U8) -> F32:
         halves = self._halves(values)
@@ -222,4 +232,4 @@ class SparseForm:
         return wide
 
     def _value_bytes(self, k: int) -> int:
-        return k * _DTYPES[self.value_dtype].itemsize
+        return k * self.dtype.itemsize

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
@@ -75,7 +74,7 @@ class DeMo(KernelCodec):
         self._form(self.kept, self.columns or self.chunk)
         _ = self._values  # it checks itself
 
-    @property
+    @cached_property
     def _values(self) -> SparseForm:
         return SparseForm(self.name, self.value_dtype)
 
@@ -110,15 +109,13 @@ class DeMo(KernelCodec):
 
     @property
     def head_dtype(self) -> npt.DTypeLike:
-        """As the kernels take it: NumPy has no bfloat16, so its bits."""
-        return {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[
-            self.value_dtype
-        ]
+        """As the kernels take it."""
+        return self._values.dtype
 
     def arrays(self, elems: int) -> tuple[int, int]:
         """Coefficients, and their indices."""
         values, place_bytes = self.form.sizes(elems)
-        return np.dtype(self.head_dtype).itemsize * values, place_bytes
+        return self._values.dtype.itemsize * values, place_bytes
 
     def bias(self, elems: int) -> Contraction:
         """Delta = k / n; rounding is a part of the error."""

@@ -73,7 +73,10 @@ def test_matrices_are_cut_into_the_paper_s_tiles(shape: tuple[int, ...], due_byt
 def test_what_a_cast_of_coefficients_loses_stays_in_the_residual(
     dtype: Literal["float16", "bfloat16"],
 ) -> None:
-    codec, x = DeMo(kept=32, columns=64, value_dtype=dtype), torch.randn(4096)
+    codec, x = (
+        DeMo(kept=32, columns=64, value_dtype=dtype),
+        torch.randn(4096, generator=generator(6)),
+    )
     assert codec.wire_bytes(4096) == 2 * 32 + 48
     residual, payload = torch.zeros(4096), torch.empty(codec.wire_bytes(4096), dtype=torch.uint8)
     encode_feedback = codec.fused.encode_feedback

@@ -3,12 +3,13 @@
 collectives/lowering.py   a sum's program -> a table of hops          once per layout, in Python
 program.py                a table in memory, with what is under way
 messages.py               an exchange -> a table of one hop           filled in each time
-loop.py, failure.py       sockets and memory of a transport           Python's side
+loop.py, links.py         sockets and memory of a transport           Python's side
+failure.py                what has failed, in words
 _drive.py                 waits, and goes on with what has come       compiled, as all below
 _links.py                 frames to and from one peer
 _hops.py                  what a table's hops send, hear and add
 _adds.py, _chunks.py, _frames.py, _macs.py, _pace.py, _memory.py, _libc.py
-digests.py, bucket.py    OpenSSL's SHA-256, and the time at which a pacer's bucket is empty
+digests.py, bucket.py     OpenSSL's SHA-256, and the time at which a pacer's bucket is empty
 """
 
 import sys

@@ -151,18 +151,19 @@ def _check_ended(loop: int) -> None:
     """Fail if a peer has ended its streams and owes something."""
     for i in range(peek(loop, w.LINK_COUNT)):
         link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
-        if _left(loop, link) and waiting_row(loop, link, 0, ANY):
+        ended = peek(link, w.ENDED) and peek(link, w.FIRST) == link and _all_ended(loop, link)
+        if ended and waiting_row(loop, link, 0, ANY):
             fail(loop, w.F_LEFT, peek(link, w.PEER), 0, 0)
 
 
 @lean_nested
-def _left(loop: int, first: int) -> bool:
+def _all_ended(loop: int, first: int) -> bool:
     """Whether a peer has ended all its streams, of which this is the first."""
     for i in range(peek(loop, w.LINK_COUNT)):
         link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
         if peek(link, w.FIRST) == first and not peek(link, w.ENDED):
             return False
-    return peek(first, w.FIRST) == first
+    return True
 
 
 @lean_nested

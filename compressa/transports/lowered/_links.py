@@ -265,13 +265,11 @@ def _in_turn(
         count: Its bytes.
     """
     if peek(link, w.SEVERAL):
-        right = is_new_chunk(loop, bitmap, total, offset, count)
+        right, fault, beside = is_new_chunk(loop, bitmap, total, offset, count), w.F_CHUNK, count
     else:
-        right = offset == came
+        right, fault, beside = offset == came, w.F_TURN, came
     if not right:
-        several = peek(link, w.SEVERAL)
-        fault = w.F_CHUNK if several else w.F_TURN
-        fail(loop, fault, peek(link, w.PEER), offset, count if several else came)
+        fail(loop, fault, peek(link, w.PEER), offset, beside)
     return right
 
 
@@ -359,7 +357,7 @@ def _end_frame(loop: int, link: int) -> None:
         fail(loop, w.F_OPENSSL, peek(link, w.PEER), 0, 0)
         return
     if found != peek(link, w.IN_CHECK):
-        fail(loop, w.F_DATA, peek(link, w.PEER), mac, 0)
+        fail(loop, w.F_DATA, peek(link, w.PEER), 0, 0)
         return
     row = peek(link, w.IN_ROW)
     if row == 0:

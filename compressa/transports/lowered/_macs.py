@@ -18,28 +18,20 @@ _WORD = 8
 _FRONT_BYTES, _DIGEST_BYTES = 32, 32
 
 
+def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Call the C function at the first argument, an address, with the others; it returns an int."""
+    kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * (len(arguments) - 1))
+    return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+
 @number
 def _call(typing: Any, function: Any, a: Any, b: Any, c: Any) -> Any:
-    """Call the C function (pointer, pointer, word) -> int at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 3)
-        pointer = builder.inttoptr(arguments[0], kind.as_pointer())
-        return builder.call(pointer, arguments[1:])
-
-    return types.int32(*[types.int64] * 4), generate
+    return types.int32(*[types.int64] * 4), _generate
 
 
 @number
 def _call_of_two(typing: Any, function: Any, a: Any, b: Any) -> Any:
-    """Call the C function (pointer, pointer) -> int at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2)
-        pointer = builder.inttoptr(arguments[0], kind.as_pointer())
-        return builder.call(pointer, arguments[1:])
-
-    return types.int32(*[types.int64] * 3), generate
+    return types.int32(*[types.int64] * 3), _generate
 
 
 @lean_nested

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from compressa.transports.checks import Keys
 from compressa.transports.lowered import _words as w
 from compressa.transports.lowered._memory import address_of, words
 
 _BLOCK_BYTES = 64
 _INNER, _OUTER = 0x36, 0x5C
-_WORK = 0
 
 _DECLARED: dict[str, tuple[Any, list[Any]]] = {
     "EVP_sha256": (ctypes.c_void_p, []),
@@ -60,7 +60,8 @@ class StreamMac:
         assert functions is not None, "who has no OpenSSL lowers nothing"
         self._block = words(w.MAC_WORDS)
         self.address = address_of(self._block)
-        for word, fill in ((w.M_INNER, _INNER), (w.M_OUTER, _OUTER), (w.M_WORK, _WORK)):
+        self._block[w.M_WORK] = self._hash(functions, b"")
+        for word, fill in ((w.M_INNER, _INNER), (w.M_OUTER, _OUTER)):
             pad = bytes(byte ^ fill for byte in key.ljust(_BLOCK_BYTES, b"\0"))
             self._block[word] = self._hash(functions, pad)
         for word, name in (
@@ -83,16 +84,22 @@ class StreamMac:
         return int(context)
 
 
-def authenticate(link: np.ndarray, keys: tuple[bytes, bytes]) -> tuple[StreamMac, StreamMac]:
-    """Have every frame of a link checked by a MAC.
+def authenticate(rows: np.ndarray, keys: Keys, number: int) -> list[StreamMac]:
+    """Have every frame of a loop's links checked by a MAC.
 
     Args:
-        link: Its words.
-        keys: Of what is sent, and of what comes.
+        rows: int64 (links, `LINK_WORDS`), those to one peer side by side.
+        keys: Of this rank.
+        number: Of the first link to each peer among the connections of the two.
 
     Returns:
-        What makes them, to be kept as long as the link.
+        What makes them, to be kept as long as the links.
     """
-    ours, theirs = (StreamMac(key) for key in keys)
-    link[w.OUT_MAC], link[w.IN_MAC] = ours.address, theirs.address
-    return ours, theirs
+    made, own = [], dict.fromkeys(rows[:, w.PEER].tolist(), number)
+    for row in rows:
+        peer = int(row[w.PEER])
+        ours, theirs = (StreamMac(key) for key in keys.of_streams(peer, own[peer]))
+        row[w.OUT_MAC], row[w.IN_MAC] = ours.address, theirs.address
+        made += [ours, theirs]
+        own[peer] += 1
+    return made

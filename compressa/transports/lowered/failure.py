@@ -43,7 +43,7 @@ def failure(loop: np.ndarray, rank: int, *, authenticated: bool) -> CompressaErr
         w.F_HEADER: Checksum.wrong,
         w.F_EPOCH: f"is of epoch {a}, this is epoch {b}",
         w.F_SIZES: f"has {a} bytes at {b}",
-        w.F_DATA: Mac.wrong if a else Checksum.wrong,
+        w.F_DATA: Mac.wrong if authenticated else Checksum.wrong,
         w.F_EARLY: f"makes {a} bytes that nobody waits for, more than {b}",
         w.F_CHUNK: f"has {b} bytes at {a}, which are no chunk or came before",
         w.F_TURN: f"has byte {a} of a message where byte {b} is due",

@@ -114,15 +114,10 @@ class Loop:
         self._calling, arguments = threading.Lock(), words(w.CALL_WORDS)
         self._arguments, self._arguments_at = arguments.data, address_of(arguments)
         self._fill(settings, early_bytes)
-        memory = self._links, self._staging, self._chunks
-        self._program_links = join(sockets, *memory)
-        self._in_use: list[object] = [pace(self._loop, settings.pacer)]
-        self._authenticated = settings.authenticated
-        if self._authenticated:
-            for at in range(count):
-                peer, own = int(self._links[at, w.PEER]), number + at % several
-                keys = settings.keys.of_streams(peer, own)
-                self._in_use += authenticate(self._links[at], keys)
+        self._program_links = join(sockets, self._links, self._staging, self._chunks)
+        self._pacer, self._macs = pace(self._loop, settings.pacer), None
+        if settings.authenticated:
+            self._macs = authenticate(self._links, settings.keys, number)
 
     @property
     def sent_bytes(self) -> int:
@@ -334,7 +329,7 @@ class Loop:
     def _tell(self) -> None:
         """Tell what has failed; nothing is driven any more."""
         self.busy = False
-        self._failed(failure(self._loop, self._rank, authenticated=self._authenticated))
+        self._failed(failure(self._loop, self._rank, authenticated=self._macs is not None))
 
     def _report(self) -> None:
         self._loop[w.DONE_COUNT] = 0

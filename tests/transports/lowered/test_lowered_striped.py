@@ -170,20 +170,19 @@ def test_a_connection_without_room_holds_nothing_that_has_not_begun() -> None:
         for row in links[links[:, w.FULL] == 1]:
             full += 1
             assert not row[w.OUT_ROW] or row[w.OUT_SENT] > 0
-        turn += 1
-        for number in (turn % STRIPES,):  # the others have no room meanwhile
-            receiver.far[number].setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                streams[number] += receiver.far[number].recv(1 << 13)
-            while len(streams[number]) >= FRAME_HEADER_BYTES:
-                frame = read_frame(memoryview(streams[number]), EPOCH, CHUNK_BYTES, "here")
-                end = FRAME_HEADER_BYTES + frame.data_bytes
-                if len(streams[number]) < end:
-                    break
-                body = memoryview(streams[number])[FRAME_HEADER_BYTES:end]
-                frame.verify(body, "here", checks[number])  # none is counted that was given back
-                found[frame.offset_bytes] = bytes(body)
-                streams[number] = streams[number][end:]
+        turn, number = turn + 1, turn % STRIPES  # the others have no room meanwhile
+        receiver.far[number].setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            streams[number] += receiver.far[number].recv(1 << 13)
+        while len(streams[number]) >= FRAME_HEADER_BYTES:
+            frame = read_frame(memoryview(streams[number]), EPOCH, CHUNK_BYTES, "here")
+            end = FRAME_HEADER_BYTES + frame.data_bytes
+            if len(streams[number]) < end:
+                break
+            body = memoryview(streams[number])[FRAME_HEADER_BYTES:end]
+            frame.verify(body, "here", checks[number])  # none is counted that was given back
+            found[frame.offset_bytes] = bytes(body)
+            streams[number] = streams[number][end:]
     assert full
     assert b"".join(found[offset] for offset in sorted(found)) == DATA
     receiver.close()
