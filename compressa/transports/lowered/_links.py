@@ -96,7 +96,7 @@ def _push(loop: int, link: int) -> None:
             if sent == 0 and peek(link, w.SEVERAL):
                 _give_back(link)
         elif why != EINTR:
-            fail(loop, w.F_LOST, peek(link, w.PEER), why, 0)
+            _refused(loop, link, why)
         return
     poke(loop, w.SENT_BYTES, peek(loop, w.SENT_BYTES) + taken)
     poke(link, w.OUT_SENT, sent + taken)
@@ -110,6 +110,15 @@ def _push(loop: int, link: int) -> None:
     if peek(row, w.R_DONE) == peek(row, w.R_BYTES) and peek(row, w.R_LEAVING) == 0:
         poke(loop, w.MESSAGES, peek(loop, w.MESSAGES) + 1)
         _end_row(loop, row)
+
+
+@lean_nested
+def _refused(loop: int, link: int, why: int) -> None:
+    """A peer takes nothing more: it is lost, unless it has ended its stream in order before."""
+    came = 1
+    while came:
+        came = receive(loop, link)
+    fail(loop, w.F_LEFT if peek(link, w.ENDED) else w.F_LOST, peek(link, w.PEER), why, 0)
 
 
 @lean_nested

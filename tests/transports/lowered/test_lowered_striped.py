@@ -157,6 +157,18 @@ def test_a_peer_that_ends_all_streams_while_it_owes_something_is_lost(receiver: 
     assert isinstance(failure, PeerLost)
 
 
+def test_who_ends_a_stream_and_takes_nothing_more_has_left(receiver: Receiver) -> None:
+    """Its others may end later: who finds the first of them shut is told what who waits is told."""
+    receiver.expect()
+    receiver.far[0].sendall(chunk(0))
+    receiver.far[0].shutdown(socket.SHUT_RDWR)
+    data = torch.frombuffer(bytearray(DATA), dtype=torch.uint8)
+    receiver.end.exchange(Key(0, 1, 0), Exchange({1: data}, {}))
+    receiver.end.until(1)
+    (failure,) = receiver.end.failures
+    assert str(failure) == "rank 1 is lost: it has left the training"
+
+
 def test_a_connection_without_room_holds_nothing_that_has_not_begun() -> None:
     receiver = Receiver(kept_bytes=1 << 13, keys=Keys(0, b"known to the ranks alone"))
     data = torch.frombuffer(bytearray(DATA), dtype=torch.uint8)
