@@ -42,25 +42,28 @@ print(json.dumps({"loaded": sum(stats.cache_hits.values()), "folder": stats.cach
 """
 
 
-def environment(cache: Path | None, **others: str) -> dict[str, str]:
-    """Return that of a process that imports the tree in a folder, if one is there."""
-    path = f"{cache}{os.pathsep}{TESTS}"
-    chosen = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "NUMBA_CACHE_DIR": f"{cache}/code"}
-    return {**os.environ, **(chosen if cache else {}), **others}
+def environment(tree: Path | None, code: Path | None = None, **others: str) -> dict[str, str]:
+    """Return that of a process that imports a tree, if any; its code is there, or elsewhere."""
+    chosen = {
+        "PYTHONPATH": f"{tree}{os.pathsep}{TESTS}",
+        "PYTHONSAFEPATH": "1",
+        "NUMBA_CACHE_DIR": f"{code or f'{tree}/code'}",
+    }
+    return {**os.environ, **(chosen if tree else {}), **others}
 
 
-def trained(caches: list[Path], store: Path) -> list[dict[str, list[str]]]:
-    """Train a rank for each tree, as if each were a host; return what each says it compiled."""
-    script, size = str(TESTS / "_cold_rank.py"), str(len(caches))
+def trained(tree: Path, codes: list[Path], store: Path) -> list[dict[str, list[str]]]:
+    """Train a rank for each folder of code, as if each were a host; return what each compiled."""
+    script, size = str(TESTS / "_cold_rank.py"), str(len(codes))
     ranks = [
         subprocess.Popen(
             [sys.executable, script, str(rank), size, str(store), "bf16", str(DEADLINE_S)],
-            env=environment(cache),
+            env=environment(tree, code),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank, cache in enumerate(caches)
+        for rank, code in enumerate(codes)
     ]
     try:
         said = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
@@ -72,11 +75,13 @@ def trained(caches: list[Path], store: Path) -> list[dict[str, list[str]]]:
 
 
 @contextmanager
-def compiling(cache: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
+def compiling(
+    tree: Path, seconds: float, code: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Have another process hold the turn to compile, for so long or until it is killed."""
     with subprocess.Popen(
         [sys.executable, "-c", TURN.format(seconds)],
-        env=environment(cache),
+        env=environment(tree, code),
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -93,7 +98,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     """A tree that was not compiled before two ranks trained there; and what each compiled."""
     folder = tmp_path_factory.mktemp("host")
     tree = uncompiled_tree(folder / "tree")
-    return tree, trained([tree] * 2, folder / "store")
+    return tree, trained(tree, [tree / "code"] * 2, folder / "store")
 
 
 @pytest.mark.ranks
@@ -111,9 +116,11 @@ def test_one_rank_of_a_host_compiles_a_kernel_at_registration_and_the_others_loa
 def test_a_host_that_compiles_does_not_eat_the_deadline_of_one_that_has_compiled(
     host: tuple[Path, list[dict[str, list[str]]]], tmp_path: Path
 ) -> None:
-    cold = uncompiled_tree(tmp_path / "cold")
-    with compiling(cold, DEADLINE_S + 2.0):
-        ranks = trained([host[0], cold], tmp_path / "store")
+    tree, cold = host[0], tmp_path / "cold"
+    loop = next((tree / "code").glob("lowered_*"))  # not what it is about
+    shutil.copytree(loop, cold / loop.name)
+    with compiling(tree, DEADLINE_S + 2.0, cold):
+        ranks = trained(tree, [tree / "code", cold], tmp_path / "store")
     assert ranks[0] == {"registration": [], "training": []}
     assert ranks[1]["registration"]
     assert ranks[1]["training"] == []
