@@ -35,6 +35,7 @@ def _train(wrapped: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
 
 def traced(*, config: Any, path: str | None, before: int = 2, steps: int = 4) -> dict[str, Any]:
     """Train, some of it in a `with handle.trace`; return what the trace should tell."""
+    earlier = recorded()  # by other tests, on these ranks
     net = build("mlp", dist.get_rank())
     with registered(net, config) as (wrapped, handle):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -51,8 +52,13 @@ def traced(*, config: Any, path: str | None, before: int = 2, steps: int = 4) ->
     return {
         "names": [name for name, _ in net.named_parameters()],
         "messages": stats.messages,
-        "recorded": sum(isinstance(x, Recording | Span) for x in gc.get_objects()),
+        "recorded": sum(all(x is not other for other in earlier) for x in recorded()),
     }
+
+
+def recorded() -> list[Recording | Span]:
+    """All that was recorded and is still held by anything."""
+    return [each for each in gc.get_objects() if isinstance(each, Recording | Span)]
 
 
 def traced_several_times(*, config: Any, folder: str) -> list[list[str]]:
