@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, *, eager: bool | None = None) -> None:
         self.device, self.priority = DEVICE, priority
         self.cuda_stream = id(self)
+        _streams[self.cuda_stream] = self
         self._work: deque[Work] = deque()
         self._done = self._given = 0
         self._eager = _emulation.draw_eager() if eager is None else eager
@@ -78,6 +80,14 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None:
         self.wait_event(other.record_event())
+
+
+_streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+
+
+def stream_of(handle: int) -> Stream:
+    """Return the stream that the driver knows by a handle."""
+    return _streams[handle]
 
 
 class Event:

@@ -14,6 +14,7 @@ streams.
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -35,6 +36,7 @@ from emulated_streams import (
     relax,
     set_stream,
     stream_context,
+    stream_of,
 )
 
 from compressa.transports import gpu_threads
@@ -300,6 +302,16 @@ class Driver:
     def cuThreadExchangeStreamCaptureMode(mode: Any) -> int:  # noqa: N802
         assert mode._obj.value == RELAXED
         relax()
+        return 0
+
+    @staticmethod
+    def cuLaunchHostFunc(  # noqa: N802
+        stream: ctypes.c_void_p, function: ctypes.c_void_p, argument: ctypes.c_void_p
+    ) -> int:
+        assert stream.value is not None
+        assert function.value is not None
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function.value)
+        stream_of(stream.value).give(lambda: call(argument))
         return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 import threading
@@ -32,7 +34,7 @@ from compressa.engine.device_stream import CudaDeviceStream
 from compressa.engine.start import process_groups
 from compressa.testing import LoopbackWorld
 from compressa.transports.base import Key
-from compressa.transports.gpu_threads import work_on
+from compressa.transports.gpu_threads import call_at, work_on
 from compressa.transports.nccl import NcclTransport
 from compressa.transports.reactor import Reactor
 from compressa.wrappers import ErrorFeedback
@@ -272,6 +274,27 @@ def test_threads_of_ours_break_no_capture() -> None:
     assert not failed
     graph.replay()
     assert x.eq(101).all()
+
+
+def test_a_stream_wakes_the_compiled_loop_behind_a_copy() -> None:
+    from compressa.transports.lowered.fence import Fence, signal_function
+
+    wake = os.eventfd(0, os.EFD_NONBLOCK)
+    stream, fence = torch.cuda.Stream(), Fence(wake)
+    source = torch.arange(1 << 20, device="cuda", dtype=torch.int32)
+    copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # a tenth of a second
+        copy.copy_(source, non_blocking=True)
+    call_at(stream, signal_function(), fence.address)
+    early = fence.reached
+    woken, _, _ = select.select([wake], [], [], 10.0)
+    os.close(wake)
+    assert woken
+    assert fence.reached
+    assert not early
+    assert torch.equal(copy, torch.arange(1 << 20, dtype=torch.int32))
 
 
 def test_no_kernel_is_loaded_after_registration() -> None:

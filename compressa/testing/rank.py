@@ -153,9 +153,10 @@ class LoopbackRank:
 def _waiting(clock: VirtualClock) -> When:
     """What a GPU does takes no time on a virtual clock."""
 
-    def when(event: torch.cuda.Event, callback: Callback) -> None:
+    def when(event: torch.cuda.Event, callback: Callback | None) -> None:
         event.synchronize()
-        clock.at(clock.now_s, callback)
+        if callback is not None:
+            clock.at(clock.now_s, callback)
 
     return when
 

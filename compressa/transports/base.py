@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,6 +19,9 @@ from compressa.collectives.base import BackendAllReduce, Exchange, LoweredSum, O
 from compressa.collectives.lowering import Table
 from compressa.errors import CompressaError, TransportError
 from compressa.transports.reactor import Reactor
+
+if TYPE_CHECKING:
+    from compressa.transports.lowered.fence import Fence
 
 
 class Key(NamedTuple):
@@ -156,6 +159,24 @@ class Transport(ABC):
             PayloadError: What a peer had sent ahead does not fit, or this is longer than the
                 receiver's buffer.
         """
+
+    def fence(self) -> Fence | None:
+        """Return a new fence for `exchange_at`, which a GPU must come to; None if there is none."""
+        return None
+
+    def exchange_at(
+        self, fence: Fence, key: Key, exchange: Exchange, priority: int, done: Done
+    ) -> None:
+        """Start an exchange when a GPU has come to a fence, without a thread of Python in between.
+
+        Args:
+            fence: Of `fence`, given to a stream already.
+            key: As all else, see `exchange`.
+            exchange: What is sent need not be there before the fence is reached.
+            priority: As in `exchange`.
+            done: As in `exchange`.
+        """
+        raise NotImplementedError("this transport has no fences")
 
     def batched(self) -> AbstractContextManager[None]:
         """Have exchanges that are started meanwhile leave in as few calls as can be.

@@ -1,4 +1,4 @@
-"""Threads of ours that call CUDA: on the model's GPU, and without harm to what others capture.
+"""CUDA and threads: ours that call it, without harm to what others capture, and its that call us.
 
 While a thread captures a CUDA graph in torch's usual way, CUDA refuses many calls on all other
 threads, such as to look at an event, and each of them breaks the capture; but not on threads that
@@ -31,6 +31,25 @@ def work_on(device: torch.device) -> None:
     code = _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if code:
         raise RuntimeError(f"the driver can not keep captures apart (code {code}); update it")
+
+
+def call_at(stream: torch.cuda.Stream, function: int, argument: int) -> None:
+    """Have a stream call a function of C when it has done what it was given until now.
+
+    CUDA calls it on a thread of its own, and not at all once the GPU has failed.
+
+    Args:
+        stream: Of this thread's GPU.
+        function: Address of what takes one address, and calls nothing of CUDA's.
+        argument: The address.
+
+    Raises:
+        RuntimeError: The driver refuses.
+    """
+    where = map(ctypes.c_void_p, (stream.cuda_stream, function, argument))
+    code = _driver().cuLaunchHostFunc(*where)
+    if code:
+        raise RuntimeError(f"the driver calls no function of the host (code {code})")
 
 
 @cache

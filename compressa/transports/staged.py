@@ -4,7 +4,9 @@ A buffer goes through three stages, a piece at a time: from the GPU to pinned me
 network, and from pinned memory to the other GPU. While one piece is on the wire, the next one
 comes off the GPU and the last one goes onto the other. Each direction has a stream of its own, so
 that copies overlap with kernels, and events alone order them with the stream that makes and uses
-the buffers: no thread that has other work waits for the GPU.
+the buffers: no thread that has other work waits for the GPU. Where the transport of the host has
+fences, a piece that has left the GPU wakes the compiled code that sends it: from encoding to the
+wire nothing waits for Python.
 
 A transport of the host may call back on a thread of its own, as Gloo's group calls do, which knows
 of no GPU: the first call of CUDA there would wake up GPU 0, whichever is the model's. So what has
@@ -18,19 +20,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError
-from compressa.transports.base import Done, Key, OnCome, OnSent, Received, Traffic, Transport
+from compressa.transports.base import (
+    Done,
+    Key,
+    OnCome,
+    OnSent,
+    Received,
+    Traffic,
+    Transport,
+    call_failed,
+)
+from compressa.transports.gpu_threads import call_at
 from compressa.transports.reactor import Reactor
 from compressa.transports.watcher import Callback, Watcher
+
+if TYPE_CHECKING:
+    from compressa.transports.lowered.fence import Fence
 
 PIECE_BYTES = 4 << 20
 """Some 0.2 ms on the bus: long beside what a copy costs, short beside a payload on the wire."""
 
-When = Callable[[torch.cuda.Event, Callback], None]
+When = Callable[[torch.cuda.Event, Callback | None], None]
 
 
 class Staged(Transport):
@@ -39,8 +55,8 @@ class Staged(Transport):
     Args:
         inner: What carries pinned memory; owned from now on.
         stream: On which what was received is used.
-        when: Calls back, on the thread that drives `inner`, when an event is reached; None for a
-            `Watcher` on the reactor's thread.
+        when: Calls back, on the thread that drives `inner`, when an event is reached, if there is
+            anything to call; None for a `Watcher` on the reactor's thread.
         piece_bytes: Length of a piece.
     """
 
@@ -63,6 +79,7 @@ class Staged(Transport):
         self._piece_bytes = piece_bytes
         self._parts: dict[Key, int] = {}
         self._on_device: set[int] = set()  # operations of which nothing has left it
+        self._first: dict[int, Fence] = {}  # by operation: of its first piece
 
     def attach(self, reactor: Reactor) -> None:
         """Have the copies watched, what arrives posted, and the inner transport attached."""
@@ -91,7 +108,8 @@ class Staged(Transport):
 
     def begun(self, operation: Operation) -> bool:
         """Return whether the first piece has left the GPU."""
-        return id(operation) not in self._on_device
+        fence = self._first.get(id(operation))
+        return id(operation) not in self._on_device if fence is None else fence.reached
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Carry out an exchange of buffers on the GPU, piece by piece; see `Transport.exchange`.
@@ -105,6 +123,8 @@ class Staged(Transport):
 
         def landed(failure: CompressaError | None, lengths: Mapping[int, int]) -> None:
             del self._parts[key]
+            self._on_device.discard(id(exchange))
+            self._first.pop(id(exchange), None)
             done(failure or {p: buffer[: lengths[p]] for p, buffer in exchange.incoming.items()})
 
         arrivals = _Arrivals(len(pieces), self._follow_copies, landed)
@@ -115,9 +135,7 @@ class Staged(Transport):
             outgoing = self._copied_out(piece.outgoing)
             staged = Exchange(outgoing, incoming, piece.exact, piece.capacity_bytes)
             bring = self._posted(partial(self._bring, piece.incoming, arrivals))
-            own = key._replace(part=part)
-            send = partial(self._inner.exchange, own, staged, priority, bring)
-            self._after_copies(exchange, send)
+            self._send(key._replace(part=part), staged, priority, bring, exchange)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum piece by piece; the pieces are the same on all ranks, and so is their order.
@@ -196,17 +214,35 @@ class Staged(Transport):
             }
         return {peer: copies[place] for peer, place in memory.items()}
 
+    def _send(
+        self, key: Key, staged: Exchange, priority: int, done: Done, operation: Operation
+    ) -> None:
+        """Have a piece exchanged when what is sent of it has left the GPU."""
+        fence = self._inner.fence()
+        if fence is None:
+            send = partial(self._inner.exchange, key, staged, priority, done)
+            self._after_copies(operation, send)
+            return
+        self._first.setdefault(id(operation), fence)
+        _signal_at(self._out, fence)
+        self._inner.exchange_at(fence, key, staged, priority, done)
+        self._watch(None)
+
     def _after_copies(self, operation: Operation, call: Callback) -> None:
         """Have the inner transport called when what it will send has left the GPU."""
-        assert self._when is not None, "attach comes first"
-        event = torch.cuda.Event(blocking=True)
-        event.record(self._out)
 
         def left() -> None:
             self._on_device.discard(id(operation))
             call()
 
-        self._when(event, left)
+        self._watch(left)
+
+    def _watch(self, call: Callback | None) -> None:
+        """Have the copies off the GPU watched until now: for whom they call, and for its errors."""
+        assert self._when is not None, "attach comes first"
+        event = torch.cuda.Event(blocking=True)
+        event.record(self._out)
+        self._when(event, call)
 
     def _posted(self, bring: Done) -> Done:
         """Have a result brought on the driving thread, unless all has failed until then."""
@@ -293,6 +329,16 @@ def _piece(exchange: Exchange, low: int, high: int) -> Exchange:
         exchange.exact,
         {peer: min(max(n - low, 0), size) for peer, n in exchange.capacity_bytes.items()},
     )
+
+
+def _signal_at(stream: torch.cuda.Stream, fence: Fence) -> None:
+    """Have a stream come to a fence after all that it was given."""
+    from compressa.transports.lowered.fence import signal_function  # brings numba
+
+    try:
+        call_at(stream, signal_function(), fence.address)
+    except RuntimeError as error:
+        raise call_failed("cuLaunchHostFunc", error) from error
 
 
 def _at_once(callback: Callback) -> None:

@@ -34,6 +34,7 @@ from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
 
 if TYPE_CHECKING:
+    from compressa.transports.lowered.fence import Fence
     from compressa.transports.lowered.loop import Loop
 
 _AGAIN_S = 0.001
@@ -144,12 +145,23 @@ class TcpTransport(MeshTransport):
         """Have the compiled loop exchange; if a call on another thread drives it, soon after."""
         if self._loop is None:
             super().exchange(key, exchange, priority, done)
-            return
+        else:
+            self.exchange_at(None, key, exchange, priority, done)
+
+    def fence(self) -> Fence | None:
+        """Return a fence of the compiled loop's, if there is one."""
+        return None if self._loop is None else self._loop.fences.new()
+
+    def exchange_at(
+        self, fence: Fence | None, key: Key, exchange: Exchange, priority: int, done: Done
+    ) -> None:
+        """Have the compiled loop exchange when it is woken, or now without a fence."""
+        assert self._loop is not None, "there is no compiled loop"
         for peer in self._gone.intersection(exchange.outgoing):
             if exchange.outgoing[peer].numel():
                 self.must_be_here(peer)
-        if not self._loop.exchange(key, exchange, priority, done):
-            self._again(partial(self.exchange, key, exchange, priority, done))
+        if not self._loop.exchange(key, exchange, priority, done, fence):
+            self._again(partial(self.exchange_at, fence, key, exchange, priority, done))
 
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]

@@ -24,18 +24,18 @@ class Watcher:
     def __init__(self, post: Callable[[Callback], None], device: torch.device) -> None:
         self._post = post
         self._device = device
-        self._watched: queue.SimpleQueue[tuple[torch.cuda.Event, Callback] | None]
+        self._watched: queue.SimpleQueue[tuple[torch.cuda.Event, Callback | None] | None]
         self._watched = queue.SimpleQueue()
         # A GPU that never reaches its events must not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name="compressa-watch", daemon=True)
         self._thread.start()
 
-    def when(self, event: torch.cuda.Event, callback: Callback) -> None:
+    def when(self, event: torch.cuda.Event, callback: Callback | None) -> None:
         """Have a function called once an event is reached; from any thread, and never blocks.
 
         Args:
             event: Recorded already. Events are waited for one after the other.
-            callback: Posted; where the GPU has failed, one that raises its error is instead.
+            callback: Posted, if given; where the GPU has failed, one that raises its error is.
         """
         self._watched.put((event, callback))
 
@@ -57,7 +57,8 @@ class Watcher:
             except Exception as error:  # of any work on the GPU, which is told here first
                 self._post(_raiser(error))
                 return
-            self._post(callback)
+            if callback is not None:
+                self._post(callback)
 
 
 def _raiser(error: Exception) -> Callback:

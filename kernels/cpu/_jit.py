@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
-from numba import extending
+from numba import extending, types
+from numba.core.ccallback import CFunc
 
 from ._cache import KernelCache
 
@@ -23,6 +24,7 @@ _R = TypeVar("_R")
 _ALL = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _NESTED = {"no_cpython_wrapper": True}
 _LEAN = {"_nrt": False}
+_FOR_C: list[CFunc] = []
 
 
 def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -56,6 +58,16 @@ def lean_nested(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """As `lean_nested`, for what is called once per block: calls that pass arrays cost as much."""
     return _compiled(function, _ALL | _LEAN | _NESTED | {"forceinline": True})
+
+
+def c_function(function: Callable[[int], None]) -> int:
+    """Compile a function of an address, as `lean`; return where C finds it. It never goes away."""
+    options = {"nopython": True, "error_model": "numpy", **_LEAN}
+    compiled: Any = CFunc(function, ((types.int64,), types.void), locals={}, options=options)
+    compiled._cache = KernelCache(function)
+    compiled.compile()
+    _FOR_C.append(compiled)
+    return cast(int, compiled.address)
 
 
 def _compiled(function: Callable[_P, _R], options: dict[str, Any]) -> Callable[_P, _R]:

@@ -18,8 +18,13 @@ from compressa.errors import CompressaError, TransportError
 from compressa.transports.alone import Alone
 from compressa.transports.base import Done, Key, Received
 from compressa.transports.loopback import Loopback
+from compressa.transports.lowered import AVAILABLE
 from compressa.transports.reactor import Reactor
 from compressa.transports.staged import Staged
+from compressa.transports.watcher import Watcher
+
+if AVAILABLE:
+    from compressa.transports.lowered.fence import Fence, Fences
 
 KEY = Key(3, 1, 0)
 
@@ -31,9 +36,10 @@ def emulated(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def staged(inner: Any, piece_bytes: int = 100) -> Staged:
-    def when(event: torch.cuda.Event, callback: Callable[[], None]) -> None:
+    def when(event: torch.cuda.Event, callback: Callable[[], None] | None) -> None:
         event.synchronize()
-        callback()
+        if callback is not None:
+            callback()
 
     return Staged(inner, torch.cuda.current_stream(), when, piece_bytes)
 
@@ -141,6 +147,65 @@ def test_an_operation_has_begun_when_its_first_piece_has_left_the_gpu(kind: str)
     assert transport.begun(operation)
     left[1]()
     assert transport.begun(operation)
+
+
+class Fenced(Sums):
+    """Has exchanges begin at fences, of which it keeps all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fences = Fences(-1)
+        self.begun_at: list[tuple[Fence, Exchange]] = []
+
+    def fence(self) -> Fence | None:
+        return self.fences.new()
+
+    def exchange_at(
+        self, fence: Fence, key: Key, exchange: Exchange, priority: int, done: Done
+    ) -> None:
+        self.begun_at.append((fence, exchange))
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="the compiled loop is for 64-bit Linux")
+def test_each_piece_has_a_fence_behind_its_copy() -> None:
+    inner, watched = Fenced(), []
+    stream = torch.cuda.current_stream()
+    transport = Staged(inner, stream, lambda event, call: watched.append((event, call)), 100)
+    message = content(1, 250)
+    exchange = Exchange({1: on_gpu(message)}, {1: room(250)}, True, {})
+    transport.exchange(KEY, exchange, 0, lambda result: None)
+    assert [piece.outgoing[1].numel() for _, piece in inner.begun_at] == [100, 100, 50]
+    assert [call for _, call in watched] == [None] * 3  # nobody has to be called
+    for (event, _), (fence, piece), part in zip(
+        watched, inner.begun_at, torch.split(message, 100), strict=True
+    ):
+        event.synchronize()
+        assert fence.reached
+        assert torch.equal(piece.outgoing[1], part)
+        assert transport.begun(exchange)
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="the compiled loop is for 64-bit Linux")
+def test_an_exchange_has_begun_when_the_gpu_comes_to_its_first_fence() -> None:
+    inner, before = Fenced(), torch.cuda.Stream(eager=False)
+    transport = Staged(inner, torch.cuda.current_stream(), lambda event, call: None, 100)
+    torch.cuda.current_stream().wait_event(before.record_event())
+    exchange = Exchange({1: on_gpu(content(1, 250))}, {}, True, {})
+    transport.exchange(KEY, exchange, 0, lambda result: None)
+    assert transport.begun(exchange) == inner.begun_at[0][0].reached
+    transport._out.synchronize()
+    assert transport.begun(exchange)
+
+
+def test_a_gpu_that_fails_is_told_though_nobody_is_to_be_called(reactor: Reactor) -> None:
+    watcher = Watcher(reactor.post, DEVICE)
+    failed = Event()
+    with mock.patch.object(failed, "synchronize", side_effect=RuntimeError("an illegal access")):
+        watcher.when(Event(), None)
+        watcher.when(failed, None)
+        watcher.close(5.0)
+    with pytest.raises(RuntimeError, match="an illegal access"):
+        reactor.run_once(5.0)
 
 
 @pytest.fixture

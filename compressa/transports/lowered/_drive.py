@@ -5,6 +5,7 @@ from __future__ import annotations
 from compressa.kernels.cpu._jit import lean, lean_nested
 
 from . import _words as w
+from ._fence import reached
 from ._hops import ANY, begin_chain, fail, waiting_row
 from ._libc import POLLIN, POLLOUT, free, now_ns, ppoll, read
 from ._links import flush, receive
@@ -31,8 +32,9 @@ def begin(
     stage: int,
     stride: int,
     urgency: int,
+    fence: int,
 ) -> None:
-    """Begin a program on values at an address; only for who drives.
+    """Begin a program on values at an address, now or at a fence; only for who drives.
 
     Args:
         loop: Its address.
@@ -44,6 +46,7 @@ def begin(
         stage: and number of its first exchange.
         stride: By how much the next ones are larger.
         urgency: The smallest goes first.
+        fence: Address of what it waits for; 0 for nothing.
     """
     poke(program, w.BASE, values)
     poke(program, w.DIVISOR, divisor)
@@ -52,6 +55,17 @@ def begin(
     poke(program, w.STAGE, stage)
     poke(program, w.STRIDE, stride)
     poke(program, w.PRIORITY, urgency)
+    poke(program, w.FENCE, fence)
+    if fence and not reached(fence):
+        poke(program, w.STATUS, w.AT_FENCE)
+        poke(loop, w.AT_FENCES, peek(loop, w.AT_FENCES) + 1)
+    else:
+        _begin(loop, program)
+
+
+@lean_nested
+def _begin(loop: int, program: int) -> None:
+    """Begin a program that has been told all."""
     for i in range(peek(program, w.ROW_COUNT)):
         row = peek(program, w.ROWS) + _WORD * w.ROW_WORDS * i
         poke(row, w.R_AT, peek(program, w.BASE + peek(row, w.R_REGION)) + peek(row, w.R_OFFSET))
@@ -61,6 +75,16 @@ def begin(
     for c in range(peek(program, w.CHAIN_COUNT)):
         begin_chain(loop, program, peek(program, w.CHAINS) + _WORD * w.CHAIN_WORDS * c)
         _flush_all(loop)  # it leaves while the next ones are divided
+
+
+@lean_nested
+def _begin_reached(loop: int) -> None:
+    """Begin the programs whose fences a GPU has come to."""
+    for i in range(peek(loop, w.PROGRAM_ROOM)):
+        program = peek(peek(loop, w.PROGRAMS), i)
+        if program and peek(program, w.STATUS) == w.AT_FENCE and reached(peek(program, w.FENCE)):
+            poke(loop, w.AT_FENCES, peek(loop, w.AT_FENCES) - 1)
+            _begin(loop, program)
 
 
 @lean
@@ -83,7 +107,7 @@ def call(arguments: int) -> int:
     poke(loop, w.CORE_FREE, 1)
     values, divisor = peek(arguments, 2), peek(arguments, 3)
     step, unit, stage = peek(arguments, 4), peek(arguments, 5), peek(arguments, 6)
-    begin(loop, program, values, divisor, step, unit, stage, 1, 0)
+    begin(loop, program, values, divisor, step, unit, stage, 1, 0, 0)
     found = drive(loop, peek(arguments, 7))
     poke(loop, w.CORE_FREE, 0)
     if found != NOTHING:  # else it goes on whenever somebody drives
@@ -118,6 +142,8 @@ def drive(loop: int, timeout_ns: int) -> int:
     """
     end_ns = now_ns(loop + _WORD * w.CLOCK) + timeout_ns
     while True:
+        if peek(loop, w.AT_FENCES) and not peek(loop, w.FAULT):
+            _begin_reached(loop)
         _flush_all(loop)
         if peek(loop, w.FAULT):
             return FAILED

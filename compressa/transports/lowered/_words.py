@@ -15,7 +15,8 @@ HELD = 39  # whether nothing leaves yet
 BUCKET, PACE_BITS_PER_S, BURST_NS = 40, 41, 42  # address of the pacer's word; 0 without a pace
 SPARE = 24  # 11 words for the C library: what `send_two` and `ppoll` are given
 ENQUEUED = 43  # whether a message has been queued since all links were offered what waits
-LOOP_WORDS = 44
+AT_FENCES = 44  # how many programs wait for a GPU to come to their fences
+LOOP_WORDS = 45
 NOBODY, COMMUNICATION, CALLER = 0, 1, 2  # who is driving
 
 # A link: one connection to a peer. What is to leave, and what came early, is with the first one.
@@ -50,8 +51,9 @@ STATUS, STEP, UNIT, STAGE, STRIDE, PRIORITY = 0, 1, 2, 3, 4, 5
 CHAINS, CHAIN_COUNT, CHAINS_LEFT, HOPS, ROWS, ROW_COUNT = 6, 7, 8, 9, 10, 11
 BASE = 12  # of values, and of scratch: 2 words
 DTYPE, DIVISOR = 14, 15
+FENCE = 16  # address of what it waits for before it begins; 0 for nothing
 PROGRAM_WORDS = 20
-UNDER_WAY, DONE = 1, 2
+UNDER_WAY, DONE, AT_FENCE = 1, 2, 3
 
 # A chain: hops one after another. Chains of a program go side by side.
 C_HOP, C_FIRST, C_END, C_OPEN, C_OFFSET, C_BYTES, CHAIN_WORDS = 0, 1, 2, 3, 4, 5, 6

@@ -23,6 +23,7 @@ from compressa.transports.lowered._words import (
     PROGRAMS,
     WAKE_FD,
 )
+from compressa.transports.lowered.fence import Fence, signal_function
 
 
 @cache
@@ -43,12 +44,14 @@ def _call_all() -> None:
         loop[WAKE_FD], loop[OTHER_FD] = near.fileno(), far.fileno()
         address = address_of(loop)
         take_over(address)
-        begin(address, address_of(program), 0, 1, 0, 0, 0, 0, 0)
+        begin(address, address_of(program), 0, 1, 0, 0, 0, 0, 0, 0)
         drive(address, 0)
         let_go(address)
         arguments[:] = address, address_of(program), 0, 1, 0, 0, 0, 0
         call(address_of(arguments))
         forget(address)
+    Fence(-1).drop()
+    signal_function()
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from compressa.transports.lowered.bucket import pace
 from compressa.transports.lowered.compile import prepare
 from compressa.transports.lowered.digests import authenticate
 from compressa.transports.lowered.failure import failure
+from compressa.transports.lowered.fence import Fence, Fences
 from compressa.transports.lowered.links import join, make_room
 from compressa.transports.lowered.messages import Messages, shape_of
 from compressa.transports.lowered.program import DTYPES, LoweredProgram, name_of, stage_of
@@ -74,6 +75,7 @@ class Loop:
     Attributes:
         core_free: Whether a core is free to look for what comes, instead of sleeping.
         busy: Whether the communication thread has to drive.
+        fences: What `exchange` can wait for.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Loop:
         self._chunk_bytes = max(settings.chunk_bytes // w.WORD_BYTES, 1) * w.WORD_BYTES
         self._chunks = np.zeros((max(1, count), self._chunk_bytes), np.uint8)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fences = Fences(self._wake)
         self._address = address_of(self._loop)
         self._under_way: dict[int, _UnderWay] = {}
         self._slots: list[int] = []  # that were used; a heap of the free ones
@@ -203,7 +206,9 @@ class Loop:
         self._begin(under_way, values.data_ptr(), divisor, priority)
         return True
 
-    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> bool:
+    def exchange(
+        self, key: Key, exchange: Exchange, priority: int, done: Done, fence: Fence | None = None
+    ) -> bool:
         """Begin an exchange, unless another thread drives.
 
         Args:
@@ -211,6 +216,7 @@ class Loop:
             exchange: Its buffers are on the CPU, and lent until `done` is called.
             priority: As in `start`.
             done: Called by `wait`, with what was received; in this call if nothing is exchanged.
+            fence: When it is to begin; at once if not given.
 
         Returns:
             Whether it is under way now, or over, or `failed` was called.
@@ -233,7 +239,8 @@ class Loop:
             at_rest.append(messages)
             done(result)
 
-        self._begin(_UnderWay(messages.program, exchange, key, 1, received), 0, 1, priority)
+        lent = exchange, fence
+        self._begin(_UnderWay(messages.program, lent, key, 1, received), 0, 1, priority, fence)
         return True
 
     def _drives(self) -> bool:
@@ -241,7 +248,14 @@ class Loop:
         self.busy = bool(self._under_way) or bool(take_over(self._address))
         return self.busy
 
-    def _begin(self, under_way: _UnderWay, values: int, divisor: int, priority: int) -> None:
+    def _begin(
+        self,
+        under_way: _UnderWay,
+        values: int,
+        divisor: int,
+        priority: int,
+        fence: Fence | None = None,
+    ) -> None:
         if self._slots:
             slot = heapq.heappop(self._slots)
         else:
@@ -252,7 +266,8 @@ class Loop:
         program, key = under_way.program.address, under_way.key
         self._under_way[slot], self._programs[slot] = under_way, program
         urgency = key.step * _PRIORITIES + priority
-        begin(self._address, program, values, divisor, *name_of(key), under_way.stride, urgency)
+        what, at = (program, values, divisor), 0 if fence is None else fence.address
+        begin(self._address, *what, *name_of(key), under_way.stride, urgency, at)
 
     def run(self, program: LoweredProgram, values: torch.Tensor, divisor: int, key: Key) -> bool:
         """Run a program on this thread, unless another one drives, or it takes long.
@@ -322,6 +337,7 @@ class Loop:
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
         forget(self._address)
+        self.fences.drop()
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1

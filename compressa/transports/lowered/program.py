@@ -89,13 +89,15 @@ class LoweredProgram:
 
     @property
     def under_way(self) -> bool:
-        """Whether it has begun and not ended."""
-        return bool(self._head[w.STATUS] == w.UNDER_WAY)
+        """Whether it has begun, or waits for a GPU before it does, and has not ended."""
+        return int(self._head[w.STATUS]) in (w.UNDER_WAY, w.AT_FENCE)
 
     @property
     def missing(self) -> list[int]:
         """Peers whose message of the hops under way has not come, or that have not taken theirs."""
-        found = set()
+        found: set[int] = set()
+        if self._head[w.STATUS] == w.AT_FENCE:
+            return []
         for hop, _, end, waits, *_ in self._chains.tolist():
             if hop < end and waits:
                 _, first, sends, receives, _ = self._hops[hop].tolist()
