@@ -184,6 +184,15 @@ class Driver:
             if task.deadline_from_s is not None:
                 task.deadline_from_s += seconds
 
+    def due_s(self) -> float:
+        """Return when `expired` may first have something to tell, whatever is started until then.
+
+        Of what could begin already.
+        """
+        since_s = (task.deadline_from_s for task in self._tasks)
+        first_s = min((s for s in since_s if s is not None), default=math.inf)
+        return min(first_s, self._now_s()) + self._deadline_s
+
     def expired(self) -> CompressaError | None:
         """Return a `Timeout` if an exchange has waited for longer than the deadline; else None.
 

@@ -35,7 +35,13 @@ class Waiter(Protocol):
     busy: bool
 
     def wait(self, descriptor: int, timeout_s: float) -> None:
-        """Wait until something of its own was done, the descriptor is ready, or so long."""
+        """Wait until something of its own was done, the descriptor is ready, or so long.
+
+        A time in which this process does not run counts for nothing.
+        """
+
+    def away_s(self) -> float:
+        """Return for how long that was since it was asked last, in seconds."""
 
 
 class Reactor:
@@ -114,6 +120,15 @@ class Reactor:
     def wait_by(self, waiter: Waiter) -> None:
         """Have the loop wait by something else while that is busy, which serves its own sockets."""
         self._waiter = waiter
+
+    @property
+    def patient(self) -> bool:
+        """Whether the next wait is by what needs no look at the clock every now and then."""
+        return self._waiter is not None and self._waiter.busy
+
+    def away_s(self) -> float:
+        """Return for how long this process did not run in such waits, since that was asked last."""
+        return 0.0 if self._waiter is None else self._waiter.away_s()
 
     def stay_awake(self, poll_s: float, due: Callable[[], bool]) -> None:
         """Look for so long before each sleep, while something is due that may come any moment.

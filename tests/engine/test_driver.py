@@ -244,6 +244,26 @@ def test_deadline_names_whom_this_rank_waits_for() -> None:
         assert part in str(error)
 
 
+@given(st.lists(st.tuples(st.sampled_from("sde"), st.floats(0.0, 15.0)), max_size=12))
+def test_nothing_expires_before_it_may_be_due(events: list[tuple[str, float]]) -> None:
+    bench = Bench(deadline_s=10.0)
+    due_s, number = bench.driver.due_s(), 0
+    for event, seconds in events:
+        bench.now_s += seconds
+        late = bench.driver.expired() is not None
+        assert not late or bench.now_s >= due_s
+        if late or event == "d":  # looked at
+            if late:
+                return
+            due_s = bench.driver.due_s()
+            assert due_s <= bench.now_s + 10.0
+        elif event == "s":
+            bench.start(number, exchanges(1))
+            number += 1
+        elif number:
+            bench.driver.excuse(seconds)
+
+
 def test_the_deadline_counts_from_when_a_device_could_have_begun() -> None:
     bench = Bench(deadline_s=10.0)
     with mock.patch.object(SilentTransport, "begun", return_value=False) as begun:

@@ -309,6 +309,11 @@ class Loop:
         elif found == PROGRAM_DONE:
             self._report()
 
+    def away_s(self) -> float:
+        """Return for how many seconds this process did not run in `wait`, and begin anew."""
+        away_ns, self._loop[w.AWAY_NS] = int(self._loop[w.AWAY_NS]), 0
+        return away_ns / _NS
+
     def fail(self) -> None:
         """End everything under way: nothing is written to lent memory from now on."""
         self._loop[w.FAULT] = self._loop[w.FAULT] or w.F_GIVEN_UP
