@@ -19,7 +19,7 @@ from compressa.aggregators.base import CPU
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine.device_stream import resources_for
+from compressa.engine.device_stream import LACKS, resources_for
 from compressa.engine.session import Session
 from compressa.engine.units.lockstep import Lockstep
 from compressa.engine.units.phase import breakpoints
@@ -83,6 +83,7 @@ def compile_kernels(
 
     Raises:
         KernelUnavailable: A kernel can not be compiled for the GPU.
+        MemoryError: The trial has not enough of the host's; torch's own error for the GPU's.
     """
     ranks, exchange = min(size, _MOST_RANKS), config.exchange
     cases = sorted(_cases(parameters, compressors), key=repr)
@@ -161,11 +162,11 @@ def _train(
             world.step(copies, check_finite=device.type == "cuda")
         if device.type == "cuda" and world.finite:
             world.rollback()
-    except KernelUnavailable:
-        raise
-    except Exception:
-        # What goes wrong here goes wrong in training, which tells where and on which ranks.
-        return
+    except Exception as error:
+        # What goes wrong here goes wrong in training, which tells where and on which ranks; but
+        # kernels for want of memory would be loaded there, beside collectives.
+        if isinstance(error, LACKS if device.type == "cuda" else KernelUnavailable):
+            raise
 
 
 def _copy(x: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -358,8 +358,8 @@ def _warn_of_one_queue() -> None:
             f"{_QUEUES} is 1: kernels of all streams wait in one queue. An exchange by NCCL and a "
             "collective of the model's own (SyncBatchNorm, find_unused_parameters, tensor "
             "parallelism), which ranks may launch in different orders, can then wait for each "
-            'other for ever. Unset it, or use exchange.transport = "tcp"; docs/guides/gpu.md says '
-            "more"
+            'other for ever. Unset it, or set exchange.order = "stream", or exchange.transport = '
+            '"tcp"; docs/guides/gpu.md says more'
         )
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 

@@ -136,6 +136,8 @@ class Staged(Transport):
             staged = Exchange(outgoing, incoming, piece.exact, piece.capacity_bytes)
             bring = self._posted(partial(self._bring, piece.incoming, arrivals))
             self._send(key._replace(part=part), staged, priority, bring, exchange)
+        if id(exchange) in self._first:
+            self._watch(None)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum piece by piece; the pieces are the same on all ranks, and so is their order.
@@ -226,7 +228,6 @@ class Staged(Transport):
         self._first.setdefault(id(operation), fence)
         _signal_at(self._out, fence)
         self._inner.exchange_at(fence, key, staged, priority, done)
-        self._watch(None)
 
     def _after_copies(self, operation: Operation, call: Callback) -> None:
         """Have the inner transport called when what it will send has left the GPU."""

@@ -81,14 +81,29 @@ def test_training_launches_nothing_of_a_source_that_registration_has_not(name: s
     assert launched <= loaded | {companion(source) for source in loaded}
 
 
-def test_a_kernel_that_can_not_be_compiled_ends_the_registration_with_the_fix() -> None:
-    reason = KernelUnavailable("blockwise.cu can not be compiled; pip install nvidia-cuda-nvrtc")
+@pytest.mark.parametrize(
+    ("reason", "fix"),
+    [
+        (
+            KernelUnavailable("blockwise.cu can not be compiled; pip install nvidia-cuda-nvrtc"),
+            "pip install nvidia-cuda-nvrtc",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "no memory for a trial of all kernels.*make the batch smaller",
+        ),
+    ],
+    ids=["compiler", "memory"],
+)
+def test_a_kernel_that_can_not_be_loaded_ends_the_registration_with_the_fix(
+    reason: Exception, fix: str
+) -> None:
     with emulated_torch():
         session: Any = SimpleNamespace(
             device_stream=CudaDeviceStream(DEVICE), size=2, all_gather=lambda *_: []
         )
         with (
             mock.patch.object(StreamedEmulated, "launch", side_effect=reason),
-            pytest.raises(BackendUnavailable, match="pip install nvidia-cuda-nvrtc"),
+            pytest.raises(BackendUnavailable, match=fix),
         ):
             compile_together(session, MODEL, {p.name: Int8() for p in MODEL}, Config())

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from _lowered import KEY, End, ends
-from compressa.kernels.cpu._jit import lean
 
 from compressa.collectives.base import Exchange
 from compressa.errors import CompressaError
@@ -24,8 +23,6 @@ from compressa.transports.lowered import AVAILABLE
 
 if AVAILABLE:
     from compressa.transports.lowered import _fence as f
-    from compressa.transports.lowered._libc import ppoll
-    from compressa.transports.lowered._memory import address_of, poke, words
     from compressa.transports.lowered.fence import Fence, signal_function
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the compiled loop is for 64-bit Linux")
@@ -108,36 +105,17 @@ def test_no_python_runs_from_a_fence_to_the_wire(pair: tuple[End, socket.socket]
     fence = end.loop.fences.new()
     end.loop.exchange(KEY, sent(), 0, lambda _: end.done.append(KEY), fence)
     driving = threading.Thread(target=lambda: end.loop.wait(-1, 20.0))
-    gpu = threading.Thread(target=_come_later, args=(fence.address,))
-    _come_later(Fence(-1).address)  # compiles it
-    poll = ctypes.PyDLL(None).poll  # which keeps the lock
+    library, thread = ctypes.PyDLL(None), ctypes.c_ulong()  # whose calls keep the lock
+    library.pthread_create.argtypes = [ctypes.c_void_p] * 4
     waited = np.array([far.fileno() | select.POLLIN << 32], np.int64)
     driving.start()
-    gpu.start()
-    time.sleep(0.05)  # both are in compiled code
-    assert not end.done
-    assert poll(waited.ctypes.data_as(ctypes.c_void_p), 1, 5000) == 1
+    time.sleep(0.05)  # it is in compiled code
+    library.pthread_create(ctypes.addressof(thread), None, signal_function(), fence.address)
+    assert library.poll(waited.ctypes.data_as(ctypes.c_void_p), 1, 5000) == 1
     assert not end.done  # for Python has not run
+    ctypes.CDLL(None).pthread_join(thread, None)
     driving.join()
-    gpu.join()
     assert end.done == [KEY]
-
-
-if AVAILABLE:
-
-    @lean
-    def _signal_in_200_ms(fence: int, spare: int) -> None:
-        poke(spare, 0, 0)
-        poke(spare, 1, 200_000_000)
-        ppoll(0, 0, spare, 0)
-        _signal(fence)
-
-    _signal = lean(f.signal)
-
-
-def _come_later(fence: int) -> None:
-    """Come to a fence in 0.2 s, on this thread, without the interpreter's lock until then."""
-    _signal_in_200_ms(fence, address_of(words(2)))
 
 
 def test_after_a_failure_nothing_leaves_at_a_fence(pair: tuple[End, socket.socket]) -> None:
@@ -179,3 +157,16 @@ def test_fences_that_are_over_are_kept_no_longer(pair: tuple[End, socket.socket]
     assert first.over
     kept = [fences.new() for _ in range(3)]
     assert list(fences._pending) == kept
+
+
+def test_a_fence_is_dropped_when_who_signals_it_is_done(pair: tuple[End, socket.socket]) -> None:
+    end, _ = pair
+    fence = end.loop.fences.new()
+    fence._words[f.STATE] = f.SIGNALLED  # a thread of CUDA's is about to write
+    timer = threading.Timer(0.1, lambda: fence._words.__setitem__(f.STATE, f.DONE))
+    timer.start()
+    began_s = time.monotonic()
+    end.loop.fences.drop()
+    assert time.monotonic() - began_s > 0.05
+    assert fence.over
+    timer.join()
