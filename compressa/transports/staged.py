@@ -5,8 +5,8 @@ network, and from pinned memory to the other GPU. While one piece is on the wire
 comes off the GPU and the last one goes onto the other. Each direction has a stream of its own, so
 that copies overlap with kernels, and events alone order them with the stream that makes and uses
 the buffers: no thread that has other work waits for the GPU. Where the transport of the host has
-fences, a piece that has left the GPU wakes the compiled code that sends it: from encoding to the
-wire nothing waits for Python.
+fences, a piece that has left the GPU wakes the compiled code that sends it, and nothing waits for
+Python that was launched before the GPU came to it.
 
 A transport of the host may call back on a thread of its own, as Gloo's group calls do, which knows
 of no GPU: the first call of CUDA there would wake up GPU 0, whichever is the model's. So what has
