@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple
 
 from benchmarks.exchange.means import Compressed, Served
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.sums import Gather, Sum
 from benchmarks.exchange.transfers import Broadcast, Transfer
-from compressa.collectives import round_robin
 from compressa.collectives.algorithms import ALGORITHMS
-from compressa.collectives.broadcast import Choice
+from compressa.collectives.broadcast import BROADCASTS
 from harness import runner
 from harness.runner import refuse_unmatched
 
@@ -20,7 +19,6 @@ ALGORITHM_SUMS = [Sum(name, "compressa", row.stages) for name, row in ALGORITHMS
 GLOO_SUM = Sum("gloo all_reduce", "gloo")
 SUMS: Sequence[Method] = (
     *ALGORITHM_SUMS,
-    Sum("scatter_reduce", "compressa", round_robin.stages),
     Sum("auto", "compressa"),
     Gather("all_gather", "compressa"),
     GLOO_SUM,
@@ -28,7 +26,7 @@ SUMS: Sequence[Method] = (
     Sum("mpi Allreduce", "mpi"),
     Gather("mpi Allgather", "mpi"),
 )
-"""`scatter_reduce` is the engine's, in two exchanges, and `auto` what it chooses."""
+"""`auto` is what the engine chooses."""
 
 COMPRESSED: Sequence[Method] = (
     Compressed("int8", "compressa", "int8", "scatter_reduce"),
@@ -46,7 +44,7 @@ SERVER: Sequence[Method] = tuple(
     )
 )
 BROADCAST: Sequence[Method] = (
-    *(Broadcast.ours(name, sources) for sources in (1, 4) for name in get_args(Choice)),
+    *(Broadcast.ours(name, sources) for sources in (1, 4) for name in ("auto", *BROADCASTS)),
     Broadcast("gloo broadcast", "gloo"),
     Broadcast("mpi Bcast", "mpi"),
 )

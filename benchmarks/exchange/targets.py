@@ -23,7 +23,7 @@ _MANY_HOSTS = 8
 LINE_RATES = {
     verb: Target(f"{verb}, of line rate", 0.95, least=True) for verb in ("all_reduce", "all_gather")
 }
-AT_LINE_RATE = {"ring", "round_robin", "halving_doubling", "scatter_reduce", "all_gather"}
+AT_LINE_RATE = {"ring", "round_robin", "halving_doubling", "all_gather"}
 LINE_FROM_BYTES = 4_000_000
 SMALL = Target("small, of Gloo and MPI", 2.0, asked="{:.1f}")
 SMALL_BELOW_BYTES = 64 << 10

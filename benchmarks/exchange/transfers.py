@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from benchmarks.exchange.method import Method, Needs, Verb
 from compressa.collectives.base import Program
-from compressa.collectives.broadcast import BroadcastAlgorithm, Choice, chosen
+from compressa.collectives.broadcast import BroadcastAlgorithm, chosen
 from compressa.collectives.cost import Stage
 from compressa.collectives.passing import pass_hop
 from compressa.collectives.rank_group import RankGroup
@@ -87,12 +87,12 @@ class Broadcast(Method):
         sources: How many ranks hold the bytes beforehand.
     """
 
-    choice: Choice | None = None
+    choice: str | None = None
     sources: int = 1
     verb: Verb = field(default="broadcast", kw_only=True)
 
     @classmethod
-    def ours(cls, choice: Choice, sources: int) -> Broadcast:
+    def ours(cls, choice: str, sources: int) -> Broadcast:
         """Name it after its algorithm."""
         name = f"{choice} from {sources}"
         return cls(name, "compressa", choice, sources, least_ranks=sources + 1)

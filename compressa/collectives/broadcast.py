@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -18,10 +18,10 @@ from compressa.collectives import (
     broadcast_ring,
     broadcast_scatter,
 )
-from compressa.collectives.base import Program, Together
+from compressa.collectives.base import Program
 from compressa.collectives.cost import Link, Stage
 from compressa.collectives.hop import idle
-from compressa.collectives.passing import check_sources, cut
+from compressa.collectives.passing import check_sources
 from compressa.collectives.rank_group import RankGroup
 
 ASSUMED = Link(message_s=3e-4, byte_s=8e-9)
@@ -82,27 +82,6 @@ def _shares(group: RankGroup, sources: Sequence[int]) -> list[list[int]]:
     return [[source, *others[edges[i] : edges[i + 1]]] for i, source in enumerate(sources)]
 
 
-def segmented(algorithm: BroadcastAlgorithm, segments: int) -> Broadcast:
-    """Cut the bytes into so many parts: while one is awaited, another is on the wire."""
-
-    def broadcast(data: torch.Tensor, group: RankGroup, sources: Sequence[int]) -> Program[None]:
-        check_sources(group, sources)
-        parts = cut(data, segments)
-        programs = [algorithm.broadcast(part, group, sources) for part in parts]
-        yield Together(programs, len(algorithm.stages(0, group.size, len(sources))))
-
-    return broadcast
-
-
-def pipelined(algorithm: BroadcastAlgorithm, chunks: int) -> BroadcastAlgorithm:
-    """Cut the bytes into chunks that pass one after the other, each as the algorithm says."""
-
-    def stages(size_bytes: int, ranks: int, sources: int) -> list[Stage]:
-        return algorithm.stages(-(-size_bytes // chunks), ranks, sources) * chunks
-
-    return BroadcastAlgorithm(segmented(algorithm, chunks), stages)
-
-
 def ring(chunks: int) -> BroadcastAlgorithm:
     """Along a ring, in so many pieces."""
     return shared_out(
@@ -126,47 +105,47 @@ def multi_source(rounds: int) -> BroadcastAlgorithm:
     )
 
 
-BROADCASTS = {
-    "binomial": k_nomial(2),
-    "binomial_pipelined": pipelined(k_nomial(2), 8),
-    "multi_source": multi_source(1),
-    "multi_source_rounds": multi_source(4),
-    "quadrinomial": k_nomial(4),
-    "quadrinomial_pipelined": pipelined(k_nomial(4), 8),
-    "ring_direct": ring(1),
-    "ring_pipelined": ring(16),
-    "scatter_all_gather": shared_out(broadcast_scatter.broadcast, broadcast_scatter.stages),
-}
+SCATTER = shared_out(broadcast_scatter.broadcast, broadcast_scatter.stages)
 
-Choice = Literal["auto", "ring", "k_nomial", "scatter", "multi_source"]
+Fitted = Callable[[int, int, int, Link], BroadcastAlgorithm]
+"""(bytes, ranks, sources, link) -> algorithm, cut so that it takes the least time."""
+
+
+def _fitted_ring(size_bytes: int, ranks: int, sources: int, link: Link) -> BroadcastAlgorithm:
+    return ring(broadcast_ring.best_chunks(size_bytes, -(-ranks // sources), link))
+
+
+def _fitted_rounds(size_bytes: int, ranks: int, sources: int, link: Link) -> BroadcastAlgorithm:
+    return multi_source(broadcast_multi_source.best_rounds(size_bytes, ranks, sources, link))
+
+
+BROADCASTS: dict[str, Fitted] = {
+    "ring": _fitted_ring,
+    "k_nomial": lambda *_: k_nomial(2),
+    "scatter": lambda *_: SCATTER,
+    "multi_source": _fitted_rounds,
+}
+"""By the name in a configuration."""
 
 
 def chosen(
-    choice: Choice, size_bytes: int, ranks: int, sources: int, link: Link = ASSUMED
+    choice: str, size_bytes: int, ranks: int, sources: int, link: Link = ASSUMED
 ) -> BroadcastAlgorithm:
     """Return an algorithm, cut as the link asks for.
 
     Args:
-        choice: Which; "auto" for the one that takes the least time by its formula.
+        choice: One of `BROADCASTS`; "auto" for the one that takes the least time by its formula.
         size_bytes: Of what is to be brought.
         ranks: Number of ranks.
         sources: How many of them hold it.
         link: Between the ranks.
 
     Example:
-        >>> chosen("auto", 100, 8, 1) == chosen("k_nomial", 100, 8, 1)
+        >>> chosen("auto", 100, 8, 1).stages(100, 8, 1) == k_nomial(2).stages(100, 8, 1)
         True
     """
-    served = -(-ranks // sources)
-    chunks = broadcast_ring.best_chunks(size_bytes, served, link)
-    rounds = broadcast_multi_source.best_rounds(size_bytes, ranks, sources, link)
-    algorithms = {
-        "k_nomial": BROADCASTS["binomial"],
-        "ring": ring(chunks),
-        "scatter": BROADCASTS["scatter_all_gather"],
-        "multi_source": multi_source(rounds),
-    }
+    case = size_bytes, ranks, sources
     if choice != "auto":
-        return algorithms[choice]
-    times_s = [link.time_s(row.stages(size_bytes, ranks, sources)) for row in algorithms.values()]
-    return list(algorithms.values())[times_s.index(min(times_s))]
+        return BROADCASTS[choice](*case, link)
+    fitted = [fit(*case, link) for fit in BROADCASTS.values()]
+    return min(fitted, key=lambda algorithm: link.time_s(algorithm.stages(*case)))

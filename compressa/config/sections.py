@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from compressa.codecs.entropy import MOST_LEVEL
 from compressa.collectives.algorithms import ALGORITHMS
+from compressa.collectives.broadcast import BROADCASTS
 from compressa.config.base import Listed, OneOf, Section
 from compressa.config.choices import AnyCompressor, choice
 from compressa.config.values import (
@@ -167,7 +168,7 @@ class Exchange(Section):
         "all-gather, and the number of ranks. Only rank 0's counts; checkpoints keep its figures, "
         "and a resumed run of as many ranks goes on with them.",
     )
-    broadcast: Literal["auto", "ring", "k_nomial", "scatter", "multi_source", "multicast"] = Field(
+    broadcast: Annotated[str, OneOf(BROADCASTS, ("auto", "multicast"))] = Field(
         default="auto",
         description="How compressa.broadcast brings parameters to ranks that lack them: along a "
         "ring in chunks; down a tree, each rank doubling those that have them (k_nomial); shared "

@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from compressa.collectives.choice import CANDIDATES, ROUND_ROBIN, formula_s
+from compressa.collectives.choice import CANDIDATES, formula_s
 from compressa.collectives.cost import Link
 from compressa.engine.start.link_file import MOST_SPREAD, Figures, Measured
 from compressa.link.chain import Ask, Timed
@@ -75,9 +75,9 @@ def fitted(
         Measured(
             algorithm=name,
             size_bytes=size_bytes,
-            median_s=median_s(Ask(what, size_bytes, budget_s)),
+            median_s=median_s(Ask(name, size_bytes, budget_s)),
         )
-        for name, what, size_bytes in sums(link, ranks)
+        for name, size_bytes in sums(link, ranks)
         if name in candidates
     )
     return Figures(
@@ -91,27 +91,22 @@ def fitted(
     )
 
 
-def sums(link: Link, ranks: int) -> Iterator[tuple[str, str, int]]:
-    """Yield the candidates, the methods that they are, and the sizes at which they are timed.
+def sums(link: Link, ranks: int) -> Iterator[tuple[str, int]]:
+    """Yield the candidates, and the sizes at which they are timed.
 
     Args:
         link: As fitted; what it predicts to take longer than 0.4 s is left out.
         ranks: How many they are.
 
     Yields:
-        Name of a candidate, name of the method that times it, bytes of the sum.
+        Name of a candidate, bytes of the sum.
     """
     for size_bytes in SIZES_BYTES:
         for name in CANDIDATES:
             if size_bytes == SIZES_BYTES[0] or (
                 formula_s(link, name, size_bytes, ranks) <= LONGEST_S
             ):
-                yield name, method_of(name), size_bytes
-
-
-def method_of(candidate: str) -> str:
-    """Return what times a candidate: by its own name the algorithm is cut, as others are."""
-    return "scatter_reduce" if candidate == ROUND_ROBIN else candidate
+                yield name, size_bytes
 
 
 def middle(rounds: Sequence[Times]) -> Times:

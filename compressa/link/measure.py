@@ -22,7 +22,7 @@ from compressa.engine.session import Session
 from compressa.engine.start.link_file import Figures, LinkFile
 from compressa.errors import ConfigError
 from compressa.link.chain import Ask, Timed
-from compressa.link.fit import LONGEST_S, MOST_BYTES, fitted, method_of
+from compressa.link.fit import LONGEST_S, MOST_BYTES, fitted
 from compressa.link.operations import prepare
 from compressa.machine import this_machine
 
@@ -119,7 +119,7 @@ class Run:
                 formula = formula_s(link, name, size_bytes, ranks)
                 if formula > LONGEST_S:
                     continue
-                times_s = self._measure(Ask(method_of(name), size_bytes, self._budget_s)).samples_s
+                times_s = self._measure(Ask(name, size_bytes, self._budget_s)).samples_s
                 measured_s = sorted(times_s)[len(times_s) // 2]
                 predicted_s = costs.time_s(name, size_bytes, ranks)
                 yield Check(name, size_bytes, measured_s, formula, predicted_s)

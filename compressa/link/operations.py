@@ -9,7 +9,7 @@ import torch
 
 from compressa.aggregators.base import AllReduce, Request, Round, Verb
 from compressa.collectives.base import Exchange, LoweredSum, Program
-from compressa.collectives.choice import ROUND_ROBIN, Costs
+from compressa.collectives.choice import Costs
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.lowering import (
     SCRATCH,
@@ -141,7 +141,7 @@ def summed(what: str, size_bytes: int, session: Session, costs: Costs | None = N
     """Return an operation that sums a float32 vector over all ranks, as the engine does it.
 
     Args:
-        what: One of our algorithms, "scatter_reduce", "backend", or "auto".
+        what: One of our algorithms, "backend", or "auto".
         size_bytes: Of the vector, a multiple of 4.
         session: Where.
         costs: What "auto" chooses by.
@@ -161,8 +161,7 @@ def _sum(
 ) -> Callable[[], object]:
     scratch = Scratch(values.device)
     round_ = Round(Verb.ALL_REDUCE, values.dtype, values.nbytes, dense=True)
-    algorithm = ROUND_ROBIN if what == "scatter_reduce" else what
-    sums = Sums(session.transport, algorithm, costs=costs)
+    sums = Sums(session.transport, what, costs=costs)
     request = AllReduce(DenseValues(values), scratch)
     return carried(sums, request, round_, session)
 

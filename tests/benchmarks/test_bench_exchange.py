@@ -244,8 +244,8 @@ class TestTargets:
         rows = [at_line_rate("ring", 0.96), at_line_rate("tree", 0.5), row("ring", 1024, 1.0)]
         found = verdict(name, whole(*rows))
         assert (found.reached, found.at, found.met) == ("0.96", "ring, 4 MB", True)
-        found = verdict(name, whole(*rows, at_line_rate("scatter_reduce", 0.94)))
-        assert (found.at, found.met) == ("scatter_reduce, 4 MB", False)
+        found = verdict(name, whole(*rows, at_line_rate("halving_doubling", 0.94)))
+        assert (found.at, found.met) == ("halving_doubling, 4 MB", False)
 
     def test_busy_processors_excuse_many_hosts_only(self) -> None:
         name = "all_reduce, of line rate"

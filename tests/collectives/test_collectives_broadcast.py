@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from test_collectives_algorithms import due_s
 from test_collectives_direct import run_all
 
-from compressa.collectives import Program, barrier, broadcast_streams
+from compressa.collectives import Program, barrier
 from compressa.collectives.broadcast import (
     ASSUMED,
     BROADCASTS,
+    SCATTER,
     Broadcast,
     chosen,
+    k_nomial,
     multi_source,
     ring,
-    segmented,
 )
 from compressa.collectives.broadcast_multi_source import best_rounds
 from compressa.collectives.broadcast_ring import best_chunks
@@ -28,6 +29,15 @@ from compressa.testing.inputs import generator
 from compressa.transports.loopback import Loopback
 
 LINK = Link(message_s=1e-3, byte_s=1e-6)
+CASES = {
+    "binomial": k_nomial(2),
+    "quadrinomial": k_nomial(4),
+    "multi_source": multi_source(1),
+    "multi_source_rounds": multi_source(4),
+    "ring_direct": ring(1),
+    "ring_pipelined": ring(16),
+    "scatter": SCATTER,
+}
 
 
 def bring(
@@ -49,25 +59,21 @@ def some_bytes(size_bytes: int) -> torch.Tensor:
     return torch.randint(256, (size_bytes,), dtype=torch.uint8, generator=generator(size_bytes))
 
 
-@pytest.mark.parametrize("name", BROADCASTS)
+@pytest.mark.parametrize("name", CASES)
 @settings(max_examples=25)
 @given(
     ranks=st.integers(1, 17).flatmap(lambda n: st.permutations(range(n))),
     count=st.integers(1, 17),
     size_bytes=st.sampled_from([0, 1, 64, 1000, 5000]),
-    segments=st.sampled_from([1, 2]),
 )
-def test_the_bytes_come_to_all(
-    name: str, ranks: list[int], count: int, size_bytes: int, segments: int
-) -> None:
-    sources = ranks[:count]
-    bring(segmented(BROADCASTS[name], segments), len(ranks), sources, some_bytes(size_bytes))
+def test_the_bytes_come_to_all(name: str, ranks: list[int], count: int, size_bytes: int) -> None:
+    bring(CASES[name].broadcast, len(ranks), ranks[:count], some_bytes(size_bytes))
 
 
-@pytest.mark.parametrize("name", BROADCASTS)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_it_takes_as_long_as_its_stages_say(name: str, count: int) -> None:
-    data, algorithm = some_bytes(1 << 16), BROADCASTS[name]
+    data, algorithm = some_bytes(1 << 16), CASES[name]
     for size in (4, 5, 7, 8, 13):
         sources = [i * size // count for i in range(count)]
         due = due_s(algorithm.stages(data.numel(), size, count), LINK)
@@ -77,7 +83,7 @@ def test_it_takes_as_long_as_its_stages_say(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", ["binomial", "quadrinomial"])
 def test_it_takes_as_long_as_its_stages_say_on_hundreds_of_ranks(name: str) -> None:
-    data, algorithm = some_bytes(1 << 12), BROADCASTS[name]
+    data, algorithm = some_bytes(1 << 12), CASES[name]
     due = due_s(algorithm.stages(data.numel(), 256, 1), LINK)
     assert bring(algorithm.broadcast, 256, [3], data) == pytest.approx(due, rel=0.02)
 
@@ -114,67 +120,20 @@ def test_free_messages_have_no_best_size() -> None:
         best_rounds(1000, 8, 2, Link(0.0, 1e-6))
 
 
-@pytest.mark.parametrize("name", BROADCASTS)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sources", [[], [0, 0], [3], [-1]])
 def test_sources_that_are_not_places_are_refused(name: str, sources: list[int]) -> None:
-    program = BROADCASTS[name].broadcast(some_bytes(8), RankGroup.everyone(0, 3), sources)
+    program = CASES[name].broadcast(some_bytes(8), RankGroup.everyone(0, 3), sources)
     with pytest.raises(ValueError, match="not different members"):
         next(program)
 
 
-def bring_streams(size: int, sources: list[int], size_bytes: int, chunks: int) -> float:
-    """Have sources bring bytes of their own, see that all have them; return how long it took."""
-    loopback = Loopback(size, message_s=LINK.message_s, bandwidth_bytes_per_s=1 / LINK.byte_s)
-    due = {source: some_bytes(size_bytes) ^ source for source in sources}
-    held = [
-        {s: due[s].clone() if s == rank else torch.zeros_like(due[s]) for s in sources}
-        for rank in range(size)
-    ]
-
-    def program(rank: int) -> Program[None]:
-        return broadcast_streams.broadcast(held[rank], RankGroup.everyone(rank, size), chunks)
-
-    assert run_all(loopback, program) == [None] * size
-    assert all(torch.equal(own[source], due[source]) for own in held for source in sources)
-    return loopback.clock.now_s
-
-
-@settings(max_examples=25)
-@given(
-    ranks=st.integers(1, 9).flatmap(lambda n: st.permutations(range(n))),
-    count=st.integers(1, 9),
-    size_bytes=st.sampled_from([0, 1, 64, 1000]),
-    chunks=st.integers(1, 5),
-)
-def test_streams_of_several_sources_come_to_all(
-    ranks: list[int], count: int, size_bytes: int, chunks: int
-) -> None:
-    bring_streams(len(ranks), ranks[:count], size_bytes, chunks)
-
-
-@pytest.mark.parametrize(("size", "count"), [(4, 4), (8, 8), (8, 1), (8, 3), (5, 2)])
-def test_streams_take_as_long_as_their_stages_say(size: int, count: int) -> None:
-    size_bytes, chunks = 1 << 17, 16
-    sources = [i * size // count for i in range(count)]
-    due = due_s(broadcast_streams.stages(size_bytes, size, count, chunks), LINK)
-    took_s = bring_streams(size, sources, size_bytes, chunks)
-    assert took_s <= 1.02 * due
-    floor_s = (count - (count == size)) * size_bytes * LINK.byte_s
-    assert took_s >= floor_s
-
-
-def test_four_sources_that_also_receive_reach_the_floor() -> None:
-    size_bytes = 1 << 19
-    took_s = bring_streams(4, [0, 1, 2, 3], size_bytes, 8)
-    assert 3 * size_bytes * LINK.byte_s / took_s > 0.95
-
-
-@pytest.mark.parametrize("choice", ["ring", "k_nomial", "scatter", "multi_source", "auto"])
+@pytest.mark.parametrize("choice", ["auto", *BROADCASTS])
 @pytest.mark.parametrize(("size", "sources"), [(1, [0]), (2, [1]), (7, [2, 3]), (4, [0, 1, 2, 3])])
 def test_what_is_chosen_by_name_brings_the_bytes(
     choice: str, size: int, sources: list[int]
 ) -> None:
-    algorithm = chosen(choice, 20_000, size, len(sources))  # type: ignore[arg-type]
+    algorithm = chosen(choice, 20_000, size, len(sources))
     bring(algorithm.broadcast, size, sources, some_bytes(20_000))
 
 
@@ -186,8 +145,8 @@ def test_no_choice_takes_less_than_what_is_chosen_by_itself(
     auto, *others = (
         ASSUMED.time_s(
             chosen(choice, size_bytes, ranks, sources).stages(size_bytes, ranks, sources)
-        )  # type: ignore[arg-type]
-        for choice in ("auto", "ring", "k_nomial", "scatter", "multi_source")
+        )
+        for choice in ("auto", *BROADCASTS)
     )
     assert auto == min(others)
 
