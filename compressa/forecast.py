@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from compressa.aggregators.base import Round, State, Verb
-from compressa.collectives import broadcast, neighbours
+from compressa.aggregators.base import Round, State
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
-from compressa.collectives.all_gather import DIRECT
-from compressa.collectives.choice import BACKEND, CANDIDATES, ROUND_ROBIN, Costs, formula_s
+from compressa.collectives.choice import BACKEND, Costs, formula_s
 from compressa.compressor import Compressor
 from compressa.config import Config
 from compressa.engine.units.sums import Sums, lowers
@@ -138,34 +136,15 @@ class Forecast:
     def _exchange(
         self, sums: Sums, compressor: str, gradient_bytes: int, round_: Round
     ) -> Exchange:
-        way = _way(sums, round_)
+        plan = sums.plan(round_)
         seconds = dense_s = None
         if self.costs is not None:
-            seconds = self._seconds(self.costs, sums, round_)
+            seconds = plan.seconds(self.costs, backend=self._backend)
             best = self.costs.best(gradient_bytes, self.ranks, backend=self._backend)
             dense_s = self.costs.time_s(best, gradient_bytes, self.ranks)
         size_bytes = round_.capacity_bytes
-        return Exchange(compressor, gradient_bytes, way, size_bytes, round_.dense, seconds, dense_s)
-
-    def _seconds(self, costs: Costs, sums: Sums, round_: Round) -> float | None:
-        """What a round takes, without encoding and decoding; None where there is no prediction."""
-        size_bytes, ranks = round_.capacity_bytes, self.ranks
-        if round_.verb is Verb.BROADCAST:
-            algorithm = broadcast.chosen("auto", size_bytes, ranks, 1)
-            return costs.link.time_s(algorithm.stages(size_bytes, ranks, 1))
-        if round_.verb is Verb.NEIGHBOURS:
-            return costs.link.time_s(neighbours.stages(size_bytes, round_.peers))
-        name = sums.algorithm(round_)
-        if round_.verb is Verb.ALL_GATHER:
-            return costs.gather_s(name, size_bytes, ranks)
-        if round_.dense and name not in costs.candidates(backend=self._backend):
-            return None
-        if round_.algorithm is None:
-            return costs.time_s(name, size_bytes, ranks) if name in CANDIDATES else None
-        stages, link = ALGORITHMS[name].stages(size_bytes, ranks), costs.link
-        if name == ROUND_ROBIN:
-            link = replace(link, reduce_s=0.0)  # what is added is decoded: not the network's part
-        return costs.factor(name, size_bytes) * link.time_s(stages)
+        how = size_bytes, round_.dense, seconds, dense_s
+        return Exchange(compressor, gradient_bytes, plan.described, *how)
 
 
 class _Imagined(LoopbackTransport):
@@ -194,18 +173,6 @@ def _candidate(costs: Costs, name: str, size_bytes: int, ranks: int) -> Candidat
         messages = segments_of(size_bytes, ranks) * sum(stage.messages for stage in stages)
         port_bytes = sum(stage.port_bytes for stage in stages)
     return Candidate(name, messages, port_bytes, formula, factor, factor * formula)
-
-
-def _way(sums: Sums, round_: Round) -> str:
-    """Name what carries a round: payloads by `round_robin` are scattered and reduced."""
-    if round_.verb is Verb.BROADCAST:
-        return "broadcast"
-    if round_.verb is Verb.NEIGHBOURS:
-        return f"to {round_.peers} neighbours"
-    name = sums.algorithm(round_)
-    if round_.verb is Verb.ALL_GATHER:
-        return "all_gather" if name == DIRECT else f"all_gather by {name}"
-    return "scatter_reduce" if round_.algorithm == ROUND_ROBIN else name
 
 
 def parameter_of(size_bytes: int) -> ParameterInfo:

@@ -131,7 +131,7 @@ def _alike(scenario: Scenario, sums: Sums, rounds: Sequence[Round]) -> bool:
     """Whether no rank has another part than the others in exchanges, but for some bytes."""
     cut = [round_ for round_ in rounds if round_.verb is Verb.ALL_REDUCE]
     least_bytes = scenario.hosts * _LEAST_PART_BYTES
-    return all(map(sums.symmetric, rounds)) and all(
+    return all(sums.plan(round_).symmetric for round_ in rounds) and all(
         round_.capacity_bytes >= least_bytes for round_ in cut
     )
 

@@ -133,7 +133,7 @@ class TestChoice:
 
     @staticmethod
     def carried(size: int, round_: Round, **options: Any) -> str:
-        return Sums(Loopback(size).transports[0], **options).algorithm(round_)
+        return Sums(Loopback(size).transports[0], **options).plan(round_).name
 
     def test_without_figures_of_the_link_they_go_directly(self) -> None:
         for size in range(1, 10):

@@ -259,7 +259,7 @@ def test_sums_go_as_where_they_ran_as_tables() -> None:
     large = Round(Verb.ALL_REDUCE, torch.float32, 4 << 20, dense=True)
     for lowers, name in ((False, "round_robin"), (True, "halving_doubling")):
         ends = Network(4, IDEAL, 0.0, backend=False, lowers=lowers).ends
-        assert Sums(ends[0]).algorithm(large) == name
+        assert Sums(ends[0]).plan(large).name == name
     shape = {"backward_s": 0.0, "ranks": 4, "compressor": "none", "backend_sums": True}
     by_tables, by_backend = (
         profile([(1 << 20, 0.0, 0.0)], lowers=lowers, **shape) for lowers in (True, False)

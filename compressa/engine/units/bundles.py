@@ -216,11 +216,13 @@ def _neighbours(phase: Phase) -> list[list[int]]:
     result: list[list[int]] = []
     filled: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, unit in enumerate(phase.units):
-        if not all(map(phase.sums.symmetric, unit.rounds)):
+        plans = list(map(phase.sums.plan, unit.rounds))
+        if not all(plan.symmetric for plan in plans):
             result.append([number])
             continue
         stages = len(phase.sums.transfers(number, unit.rounds))
-        algorithms = tuple((r.verb, r.exact, phase.sums.algorithm(r)) for r in unit.rounds)
+        names = [plan.name for plan in plans]
+        algorithms = tuple((r.verb, r.exact, n) for r, n in zip(unit.rounds, names, strict=True))
         kind = unit.label, unit.layout.dtype, stages, algorithms
         filled[kind].append(number)
         members = [phase.units[i] for i in filled[kind]]

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from compressa.aggregators.base import World
 from compressa.compressor import Compressor
-from compressa.engine.units.sums import Carrier, Sums
+from compressa.engine.units.round_plans import Carrier
+from compressa.engine.units.sums import Sums
 from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.engine.units.units import Unit, UnitSizes, build_units
 from compressa.parameters import Layout, ParameterInfo
@@ -102,7 +103,8 @@ class Phase:
             return alone
         layout = Layout.join([unit.layout for unit in units])
         joined = UnitRuntime(Unit(layout, units[0].compressor), self._world)
-        by_rank = all(map(self.sums.by_rank, (r for unit in [joined, *units] for r in unit.rounds)))
+        rounds = (round_ for unit in [joined, *units] for round_ in unit.rounds)
+        by_rank = all(self.sums.plan(round_).by_rank for round_ in rounds)
         return [self._member(tuple(numbers), joined)] if by_rank else alone
 
     def _member(self, numbers: tuple[int, ...], unit: UnitRuntime) -> Member:

@@ -14,7 +14,7 @@ from compressa.aggregators.single import build_aggregator
 from compressa.arrays import HALVES, as_array
 from compressa.collectives.base import Compute, Program
 from compressa.compressor import Compressor
-from compressa.engine.units.sums import Carrier
+from compressa.engine.units.round_plans import Carrier
 from compressa.engine.units.units import Unit
 from compressa.errors import StateError
 from compressa.kernels.feedback import all_finite

@@ -149,11 +149,11 @@ def test_a_sum_is_launched_in_any_order() -> None:
 def test_auto_leaves_no_sum_to_the_backend_that_others_shall_overtake() -> None:
     plain = Round(Verb.ALL_REDUCE, torch.float32, 64 << 20, dense=True)
     transport = mock.Mock(size=4, sums=True, lowers=True)
-    assert Sums(transport).algorithm(plain) == "halving_doubling"
+    assert Sums(transport).plan(plain).name == "halving_doubling"
     transport.lowers = False
-    assert Sums(transport).algorithm(plain) == "backend"
-    assert Sums(transport, overtaking=True).algorithm(plain) == "round_robin"
-    assert Sums(transport, "backend", overtaking=True).algorithm(plain) == "backend"
+    assert Sums(transport).plan(plain).name == "backend"
+    assert Sums(transport, overtaking=True).plan(plain).name == "round_robin"
+    assert Sums(transport, "backend", overtaking=True).plan(plain).name == "backend"
 
 
 def test_where_others_compute_a_sum_has_few_hops_if_its_bytes_are_as_many() -> None:
