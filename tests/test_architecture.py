@@ -7,6 +7,7 @@ import doctest
 import graphlib
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,7 @@ import pytest
 
 import benchmarks
 import compressa
+import compressa.engine
 import harness
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -192,6 +194,21 @@ def test_no_files_import_each_other() -> None:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" is imported by ".join(error.args[1]))
+
+
+def test_others_import_what_the_engine_says_is_theirs() -> None:
+    lines = (compressa.engine.__doc__ or "").split("\n- ", 1)[1]
+    told = set(re.findall(r"`([\w.]+)`", lines))
+    used: set[str] = set()
+    for file in (ROOT / "compressa").rglob("*.py"):
+        if ROOT / "compressa" / "engine" in file.parents:
+            continue
+        for module, name in imported(file):
+            if module.startswith("compressa.engine"):
+                whole = f"{module}.{name}"
+                is_module = (ROOT / f"{whole.replace('.', '/')}.py").exists()
+                used.add((whole if is_module else module).removeprefix("compressa.engine."))
+    assert used == told
 
 
 def test_experiments_use_the_public_front_only() -> None:
