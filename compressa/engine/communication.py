@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,6 @@ from compressa.transports.base import Transport
 from compressa.transports.reactor import Reactor
 
 _TICK_S = 0.25
-_LONG_S = 3600.0
 _PAUSE_S = 0.05
 _SETTLE_S = 10.0
 _BRIEF_S = 1.0  # a busy machine has this thread wait for so long
@@ -274,8 +272,10 @@ class Communication:
         self._device_stream.adopt()
         while not self._closing:
             try:
-                self._reactor.run_once(self._patience_s())
-                if time.perf_counter() >= self._look_s:
+                left_s = self._look_s - time.perf_counter()
+                if left_s > 0:
+                    self._reactor.run_once(left_s)
+                else:
                     self._check()
             except Exception as error:  # whatever it is: nobody may wait for this thread in vain
                 if self._error is not None:
@@ -291,26 +291,20 @@ class Communication:
         else:
             self._driver.start(task)
 
-    def _patience_s(self) -> float:
-        """For how long to wait at most: compiled code keeps the time until the first deadline."""
-        now_s = time.perf_counter()
-        if not self._reactor.patient or self._device_stream.asynchronous or self._inline:
-            self._look_s = min(self._look_s, now_s + _TICK_S)
-        return min(max(0.0, self._look_s - now_s), _LONG_S)
-
     def _check(self) -> None:
         """Look at what nothing wakes this thread for: deadlines, and what the device has found."""
-        away_s = self._reactor.away_s()
-        late_s = time.perf_counter() - self._look_s - away_s
+        now_s, away_s = time.perf_counter(), self._reactor.away_s()
+        late_s = now_s - self._look_s - away_s
         if late_s > _BRIEF_S:  # what came meanwhile lies unread
             away_s += late_s
-        self._look_s = math.inf
+        self._look_s = now_s + _TICK_S
         if self._inline is None:  # else the transport knows alone, and the driver is another's
             self._driver.excuse(away_s)
             error = self._driver.expired()
             if error is not None:
                 self._fail(error)
-            self._look_s = self._driver.due_s()
+            if not self._device_stream.asynchronous:
+                self._look_s = self._driver.due_s()
         self._device_stream.check_received()
 
     def _fail(self, error: CompressaError) -> None:

@@ -20,6 +20,8 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 Callback = Callable[[], None]
 
+_TICK_S = 0.25
+_BRIEF_S = 1.0  # a busy machine has a thread wait for so long
 _SELECT_FDS = 1024  # more, `select.select` cannot name
 
 
@@ -59,6 +61,7 @@ class Reactor:
         self._poll_s = 0.0
         self._core_free = True
         self._waiter: Waiter | None = None
+        self._away_s = 0.0
         self._soon = True  # whether what was due last came soon
         self._runner: int | None = None
         self._woken = False
@@ -121,14 +124,13 @@ class Reactor:
         """Have the loop wait by something else while that is busy, which serves its own sockets."""
         self._waiter = waiter
 
-    @property
-    def patient(self) -> bool:
-        """Whether the next wait is by what needs no look at the clock every now and then."""
-        return self._waiter is not None and self._waiter.busy
-
     def away_s(self) -> float:
-        """Return for how long this process did not run in such waits, since that was asked last."""
-        return 0.0 if self._waiter is None else self._waiter.away_s()
+        """Return for how long this process did not run while it waited, since that was asked last.
+
+        Stopped by a signal, or with the machine; in seconds.
+        """
+        away_s, self._away_s = self._away_s, 0.0
+        return away_s + (0.0 if self._waiter is None else self._waiter.away_s())
 
     def stay_awake(self, poll_s: float, due: Callable[[], bool]) -> None:
         """Look for so long before each sleep, while something is due that may come any moment.
@@ -160,7 +162,8 @@ class Reactor:
         """Serve sockets and timers, and leave what was posted.
 
         Args:
-            timeout_s: Longest wait, if nothing is due.
+            timeout_s: Longest wait, if nothing is due; 0.25 s at most without a busy `Waiter`, to
+                notice when the process did not run.
         """
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
@@ -168,9 +171,13 @@ class Reactor:
             self._waiter.core_free = self._core_free
             self._waiter.wait(self._selector.fileno(), timeout_s)
             timeout_s = 0.0
-        elif self._timers:
-            timeout_s = self._wait_precisely(timeout_s)
-        for key, events in self._select(timeout_s):
+        most_s, began_s = min(timeout_s, _TICK_S), time.monotonic()
+        precisely = most_s > 0 and self._timers
+        ready = self._select(self._wait_precisely(most_s) if precisely else most_s)
+        late_s = time.monotonic() - began_s - most_s
+        if late_s > _BRIEF_S:
+            self._away_s += late_s
+        for key, events in ready:
             key.data(events)
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
