@@ -1,7 +1,7 @@
 """The one contract table: every compressor that a configuration can name.
 
-Documentation, configuration, conformance tests and benchmarks enumerate this table. Adding a
-compressor means its file, an export, and a row here.
+Documentation, configuration, conformance tests and benchmarks enumerate this table;
+docs/extending.md shows all that a new compressor needs besides its row.
 """
 
 from __future__ import annotations

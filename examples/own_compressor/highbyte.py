@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from compressa.arrays import scratch_tensor
 from compressa.codecs import Codec, Contraction, Draw, Range
 from compressa.compressor import Granularity
 
@@ -52,6 +53,9 @@ class HighByte(Codec):
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
-        """Look every byte up."""
+        """Look every byte up, in memory that the thread keeps."""
         self.check(payload, out.numel())  # the length; any byte is valid
-        out.add_(_values(out.device)[payload.long()], alpha=weight)
+        indices = scratch_tensor("highbyte.bytes", out.numel(), torch.int32, out.device)
+        values = scratch_tensor("highbyte.values", out.numel(), torch.float32, out.device)
+        torch.index_select(_values(out.device), 0, indices.copy_(payload), out=values)
+        out.add_(values, alpha=weight)

@@ -9,11 +9,12 @@ import pytest
 from _documents import DOCS, README, ROOT, Block, all_blocks, blocks_of, name, pages
 
 # What has a test for all blocks of its kind; the last two are what something printed.
-KINDS = {"sh", "toml", "python", "text", "json"}
+KINDS = {"sh", "toml", "python", "diff", "text", "json"}
 OPTIONS = {
     "sh": {"title"},
     "toml": {"title", "data-tested"},
     "python": {"title", "data-tested", "data-fragment"},
+    "diff": {"title", "data-tested"},
     "text": {"title"},
     "json": {"title"},
 }

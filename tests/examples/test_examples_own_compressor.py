@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from _run_example import EXAMPLES, run_example
 
-from compressa.testing import check_codec, check_compressor
+from compressa.testing import check_allocations, check_codec_allocations, check_compressor
 from compressa.wrappers import ErrorFeedback
 
 
@@ -43,8 +43,9 @@ def test_two_ranks_train_with_it(
 def test_it_keeps_what_a_codec_promises(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(site)
     codec = importlib.import_module("highbyte").HighByte()
-    check_codec(codec)
-    check_compressor(ErrorFeedback(codec=codec), most_ranks=2)
+    check_compressor(codec, most_ranks=2)
+    check_codec_allocations(codec)
+    check_allocations(ErrorFeedback(codec=codec))
 
 
 def test_every_file_is_short() -> None:

@@ -8,8 +8,7 @@ from compressor_cases import with_feedback
 from compressa.codecs import Codec
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
-from compressa.testing import check_allocations
-from compressa.testing.allocation import check_codec_allocations
+from compressa.testing import check_allocations, check_codec_allocations
 
 ROWS = {name: row.compressor() for name, row in COMPRESSORS.items()}
 CODECS = {name: codec for name, codec in ROWS.items() if isinstance(codec, Codec)}
