@@ -144,7 +144,7 @@ class Gather(ScopeSum):
         writer.entries(part, self._plan.regions[self._rank])
 
     def read_given(self, reader: Reader, sender: int) -> Entries:
-        """What another region has of the own piece."""
+        """What another region has of the own piece; see `ScopeSum.read_given`."""
         start, stop = self._plan.overlap(sender, self._rank)
         return _exactly(reader, self._plan.regions[sender], stop - start)
 
@@ -168,7 +168,12 @@ class Gather(ScopeSum):
         writer.entries(self._piece, self._plan.span(self._rank))
 
     def check_shared(self, reader: Reader, owner: int) -> None:
-        """Check another piece."""
+        """Check another piece.
+
+        Raises:
+            PayloadError: It has not as many elements as the plan says, or they are none of the
+                piece's range.
+        """
         self._read(reader, owner)
 
     def take_shared(self, reader: Reader, owner: int) -> None:

@@ -79,7 +79,7 @@ class Split(ScopeSum):
         writer.entries(self._part(owner), self.regions[owner])
 
     def read_given(self, reader: Reader, sender: int) -> Entries:
-        """Another rank's selection in the own region."""
+        """Another rank's selection in the own region; see `ScopeSum.read_given`."""
         return reader.entries(self.regions[self._rank].elems, self._state.limits.message)
 
     def make(self, readers: Mapping[int, Reader]) -> None:
@@ -121,11 +121,17 @@ class Split(ScopeSum):
         writer.array(own.knots)
 
     def check_shared(self, reader: Reader, owner: int) -> None:
-        """Check what another rank tells."""
+        """Check what another rank tells: a count, and what is due of magnitudes and knots.
+
+        Raises:
+            PayloadError: The count is above what a message or the region holds; magnitudes are not
+                rising and finite above 0; knots are not rising, or beyond the scope; or the message
+                ends before them.
+        """
         self._read(reader, owner)
 
     def take_shared(self, reader: Reader, owner: int) -> None:
-        """Keep it."""
+        """Keep it; see `ScopeSum.take_shared`."""
         self.told[owner], magnitudes = self._read(reader, owner)
         self._state.told[owner, : magnitudes.size] = magnitudes
 

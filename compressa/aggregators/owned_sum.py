@@ -20,35 +20,69 @@ from compressa.errors import PayloadError
 
 
 class ScopeSum(ABC):
-    """One scope's part of it, in one step. What is read may raise PayloadError."""
+    """One scope's part of it, in one step.
+
+    An owner is given messages by all other ranks (`give`, `read_given`), makes one of them (`make`),
+    and shares it with all (`share`, `check_shared`, `take_shared`).
+    """
 
     @abstractmethod
     def give(self, writer: Writer, owner: int) -> None:
-        """Write what another rank is given."""
+        """Write what another rank is given.
+
+        Args:
+            writer: Of the message to it.
+            owner: Which rank.
+        """
 
     @abstractmethod
     def read_given(self, reader: Reader, sender: int) -> Entries:
-        """Read what another rank gives, and check it; valid until the next call."""
+        """Read what another rank gives, and check it; valid until the next call.
+
+        Args:
+            reader: Of its message, behind the parts of the scopes before this one.
+            sender: Which rank.
+
+        Raises:
+            PayloadError: It is not what that rank owes; the message says nothing of the sender.
+        """
 
     @abstractmethod
     def make(self, readers: Mapping[int, Reader]) -> None:
         """Make what is shared.
 
         Args:
-            readers: By every other rank, in their order, what reads its message.
+            readers: By every other rank, in their order, what reads its message, which was checked.
         """
 
     @abstractmethod
     def share(self, writer: Writer) -> None:
-        """Write what has been made."""
+        """Write what `make` has made.
+
+        Args:
+            writer: Of the one message to all.
+        """
 
     @abstractmethod
     def check_shared(self, reader: Reader, owner: int) -> None:
-        """Read what another rank shares, and check it."""
+        """Read what another rank shares, and check it; nothing is kept.
+
+        Args:
+            reader: Of its message, behind the parts of the scopes before this one.
+            owner: Which rank.
+
+        Raises:
+            PayloadError: It is not what that rank owes; the message says nothing of the sender.
+        """
 
     @abstractmethod
     def take_shared(self, reader: Reader, owner: int) -> None:
-        """Read it again, and keep it."""
+        """Read it again after `check_shared`, and keep it.
+
+        Args:
+            reader: Of the same message, at the same field.
+            owner: As before.
+        """
 
 
 @dataclass(eq=False)

@@ -122,12 +122,25 @@ class PerHop(Aggregator):
 
     @property
     def rounds(self) -> tuple[Round, ...]:
-        """One sum."""
+        """One sum of uint8 payloads.
+
+        `capacity_bytes` is the codec's payload of the whole unit, `inside_bytes` that of the codec
+        within a host.
+        """
         size, inside = (own.part(own.span).wire_bytes for own in (self._across, self._inside))
         return (Round(Verb.ALL_REDUCE, torch.uint8, size, inside_bytes=inside),)
 
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
-        """Add the residuals, sum, divide."""
+        """Add the residuals, sum by one `AllReduce`, divide; see this module.
+
+        Args:
+            gradients: One 1-D contiguous float32 tensor per segment; they hold the mean afterwards.
+            context: The step; residuals are unscaled, and a gradient that is all zero keeps its own
+                back where the step holds zeros.
+
+        Raises:
+            PayloadError: What another rank gives is no payload of the codec.
+        """
         if self._residuals:
             self._residuals.begin(gradients, context)
         across, inside = (
@@ -141,7 +154,7 @@ class PerHop(Aggregator):
             self._world.divide(x)
 
     def rollback(self, context: StepContext) -> None:
-        """Put back what this rank has put in."""
+        """Put back what this rank has put in, into the residuals; nothing without feedback."""
         if self._residuals:
             self._residuals.rollback()
 

@@ -161,7 +161,16 @@ class THC(AggregatingCompressor):
 
 
 class THCAggregator(Aggregator):
-    """All scopes of one unit."""
+    """All scopes of one unit; see this module.
+
+    Args:
+        hyper: The hyper-parameters.
+        layout: The unit.
+        world: Ranks, and the state that has the residuals.
+
+    Raises:
+        ConfigError: The integers of so many ranks do not add up in 16 bits.
+    """
 
     joinable = True
 
@@ -205,7 +214,10 @@ class THCAggregator(Aggregator):
 
     @property
     def rounds(self) -> tuple[Round, ...]:
-        """Norms, then codes and sums."""
+        """Two sums by owners: float32 norms of all chunks, then uint8 payloads.
+
+        The second one's `capacity_bytes` counts the sums, which are at least as long as the codes.
+        """
         norms_bytes, sums_bytes = 4 * self._norms.numel(), sum(self._wire.sealed_bytes)
         return (
             Round(Verb.ALL_REDUCE, torch.float32, norms_bytes, algorithm=ROUND_ROBIN),
@@ -213,7 +225,17 @@ class THCAggregator(Aggregator):
         )
 
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
-        """Agree on norms, send codes, hear sums."""
+        """Agree on norms, send codes, hear sums; afterwards `gradients` hold the mean.
+
+        Args:
+            gradients: One 1-D contiguous float32 tensor per segment, overwritten.
+            context: The step. Where it holds zeros, a gradient that is all zero leaves its residual
+                as it is.
+
+        Raises:
+            PayloadError: The largest norm of all ranks came negative, or another rank's codes or
+                sums are not what it owes: header, length, or an integer that is too large.
+        """
         if not self._hyper.feedback:
             self._residuals.clear()
         self._residuals.absorb(gradients, context)
@@ -232,7 +254,7 @@ class THCAggregator(Aggregator):
             integers.add(integers.span, ())
 
     def rollback(self, context: StepContext) -> None:
-        """Decode the own codes, and add them back."""
+        """Decode the own codes, and add them back to the residuals; nothing without feedback."""
         if self._hyper.feedback:
             for parts, payload in zip(self._shards, self._sent, strict=True):
                 for part in parts:

@@ -29,7 +29,20 @@ def partner(group: RankGroup) -> int | None:
 
 
 def fold(values: Accumulator, span: Span, group: RankGroup, scratch: Scratch) -> Program[bool]:
-    """Have the core hold the sum of all; return whether this rank belongs to it."""
+    """Have the core hold the sum of all, in one hop; none if the group is a power of two.
+
+    Args:
+        values: What is summed; this rank's own when it begins.
+        span: Which of it.
+        group: Who takes part.
+        scratch: Memory for what comes in.
+
+    Returns:
+        Whether this rank belongs to the core, and so goes on.
+
+    Raises:
+        PayloadError: What the other side of the fold gives can not be a partial sum of the span.
+    """
     core = 1 << lg_core(group.size)
     inside, peer = group.index < core, partner(group)
     if core == group.size:
@@ -46,7 +59,18 @@ def fold(values: Accumulator, span: Span, group: RankGroup, scratch: Scratch) ->
 def unfold(
     values: Accumulator, spans: Spans, group: RankGroup, scratch: Scratch, finals: Finals
 ) -> Program[None]:
-    """Bring the result, which `finals` holds on every rank of the core, to the others."""
+    """Bring the result from the core to the others, in one hop; see `fold`.
+
+    Args:
+        values: Where it goes; on the core it is there.
+        spans: Of what `finals` has the messages, side by side and in order.
+        group: Who took part in `fold`.
+        scratch: Memory for messages that do not land in place.
+        finals: The result's messages by span, complete on the core; the others' are added here.
+
+    Raises:
+        PayloadError: What comes can not be a part of the result.
+    """
     core, peer = 1 << lg_core(group.size), partner(group)
     if core == group.size:
         return
@@ -59,7 +83,13 @@ def unfold(
 
 
 def folded(size_bytes: int, ranks: int, core: list[Stage]) -> list[Stage]:
-    """What each hop costs, with those of the fold around those of the core."""
+    """Return what each hop costs, with those of the fold around those of the core.
+
+    Args:
+        size_bytes: Of all values.
+        ranks: How many take part, whether a power of two or not.
+        core: The hops of the largest power of two among them.
+    """
     if 1 << lg_core(ranks) == ranks:
         return core
     return [Stage(1, size_bytes, size_bytes, "in"), *core, Stage(1, size_bytes, way="out")]

@@ -45,7 +45,6 @@ class Handle:
         config: The settings in force.
         group: Who takes part now; another one after `reform`.
         next_step: Number of the step whose tensors are submitted next.
-        engine: What combines them; another one after `reform`.
         integrity: Compares the replicas of a model; see `attach`.
     """
 

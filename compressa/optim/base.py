@@ -190,7 +190,14 @@ class CompressedOptimizer(torch.optim.Optimizer):
         self._go_on()
 
     def sync(self) -> None:
-        """Have all ranks hold the same parameters: as they do after each step, unless told."""
+        """Have all ranks hold the same parameters. Collective; call it after the same step on all.
+
+        Here there is nothing to do: they do so after each step. Optimizers that meet less often
+        override it.
+
+        Raises:
+            CompressaError: As `step`.
+        """
 
     def stats(self) -> Stats:
         """Return what was exchanged, as measured on this rank."""

@@ -87,7 +87,10 @@ class Programs:
         return self.start(program(), name, step=step, unit=unit)
 
     def promise(self) -> Future[None]:
-        """Return a future that somebody will complete; or the first failure."""
+        """Return a future that `keep` completes, with None; or `fail`, with its error.
+
+        If something has failed already, the future has failed with the same error.
+        """
         promise: Future[None] = Future()
         with self._lock:
             error = self.error
@@ -98,7 +101,13 @@ class Programs:
         return promise
 
     def keep(self, promise: Future[None]) -> None:
-        """Complete a promise, unless it has failed."""
+        """Complete a promise with None, on this thread; from any thread.
+
+        Nothing happens if it has failed with all else (see `fail`), or was kept already.
+
+        Args:
+            promise: From `promise`.
+        """
         with self._lock:
             kept = promise in self._promises
             self._promises.discard(promise)
@@ -107,6 +116,9 @@ class Programs:
 
     def wait(self, future: Future[None]) -> None:
         """Wait for a future, for as long as the communication thread answers.
+
+        Args:
+            future: From `start`, `send` or `promise`.
 
         Raises:
             CompressaError: The first failure of this rank.
@@ -117,12 +129,20 @@ class Programs:
             raise self.error or error from None
 
     def check(self) -> None:
-        """Raise the first failure, if there is one."""
+        """Do nothing while all is well.
+
+        Raises:
+            CompressaError: The first failure, if there was one.
+        """
         if self.error is not None:
             raise self.error
 
     def fail(self, error: CompressaError) -> None:
-        """End everything under way, here and on the other ranks; only the first one counts."""
+        """End everything under way, here and on the other ranks; only the first one counts.
+
+        Args:
+            error: What all futures and promises fail with, and what `check` and `wait` raise.
+        """
         with self._lock:
             if self.error is not None:
                 return

@@ -159,7 +159,7 @@ class PhantomValues(Accumulator):
         return tuple(itertools.starmap(Span, itertools.pairwise(edges)))
 
     def capacity_bytes(self, span: Span) -> int:
-        """Its share of all."""
+        """Its share of the bytes of everything, rounded up."""
         if self._size_bytes == self._elems:
             return span.elems
         return -(-span.elems * self._size_bytes // self._elems)
@@ -173,11 +173,11 @@ class PhantomValues(Accumulator):
         return room(self.capacity_bytes(span)) if self._plain else None
 
     def give(self, span: Span) -> torch.Tensor:
-        """As long a message."""
+        """Return uint8[capacity_bytes(span)] on the device meta: a message's length without bytes."""
         return room(self.capacity_bytes(span))
 
     def share(self, span: Span, author: Author) -> torch.Tensor:
-        """The same."""
+        """Return what `give` returns, whoever the author is."""
         return self.give(span)
 
     def add(

@@ -85,7 +85,11 @@ class PairAveraging(Surviving, Strategy):
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Have all ranks go on from the mean of all, which is brought uncompressed."""
+        """Have all ranks go on from the mean of all, which is brought uncompressed.
+
+        Collective, each after its own last step; see `Strategy.sync`. A lost rank is left out where
+        the configuration recovers, else it is the PeerLost that all raise.
+        """
         self._surviving(self._meet, again=True)  # others may have taken steps since the last one
 
     def _exchange(self) -> None:

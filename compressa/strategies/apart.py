@@ -49,7 +49,11 @@ class Apart(Surviving, EngineStrategy):
         self._surviving(self._look_and_go_on)
 
     def sync(self) -> None:
-        """Have all ranks hold the same parameters."""
+        """Have all ranks hold the same parameters, unless they do already; see `Strategy.sync`.
+
+        A lost rank is left out where the configuration recovers, else it is the PeerLost that all
+        raise.
+        """
         if not self._is_behind() and not self._united:
             self._surviving(self._unite)
 

@@ -88,7 +88,11 @@ class Stale(Surviving, Strategy):
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Wait until all ranks have called it, and go on from what servers keep."""
+        """Wait until all ranks have called it, and go on from what servers keep.
+
+        Collective, each after its own last step; see `Strategy.sync`. A lost rank is left out where
+        the configuration recovers, else it is the PeerLost that all raise.
+        """
         self._surviving(self._meet, again=True)  # others may have taken steps since the last one
 
     def _exchange(self) -> None:
@@ -203,19 +207,19 @@ class Serving(Strategy):
         self.close()
 
     def step(self) -> None:
-        """Refuse: this rank keeps values only."""
+        """Raise StateError: this rank keeps values only."""
         raise self._refusal("step")
 
     def sync(self) -> None:
-        """Refuse: this rank keeps values only."""
+        """Raise StateError: this rank keeps values only."""
         raise self._refusal("sync")
 
     def save(self, path: str | Path) -> None:
-        """Refuse: this rank keeps values only."""
+        """Raise StateError: this rank keeps values only."""
         raise self._refusal("save")
 
     def load(self, path: str | Path) -> None:
-        """Refuse: this rank keeps values only."""
+        """Raise StateError: this rank keeps values only."""
         raise self._refusal("load")
 
     def stats(self) -> Stats:

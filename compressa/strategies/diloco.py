@@ -34,7 +34,15 @@ class Outer(Rule):
         self.unites = not settings.mixing
 
     def prepare(self, replicas: Mapping[str, Replica], handle: Handle) -> None:
-        """Make the momenta, which are kept with the anchors."""
+        """Make the momenta, float32 and of the anchors' shapes, unless there is no outer momentum.
+
+        They are vectors "outer_momentum/NAME" of the engine's state, the same on all ranks: saved
+        with the anchors, and what was loaded if there is a checkpoint.
+
+        Args:
+            replicas: By the names that the engine was opened with.
+            handle: Has that engine.
+        """
         if self._settings.outer_momentum:
             known = {parameter.name: parameter for parameter in handle.engine.parameters}
             for name, replica in replicas.items():
@@ -42,7 +50,13 @@ class Outer(Rule):
                 self._momenta[id(replica)] = momentum.view(replica.anchor.shape)
 
     def meet(self, replicas: Sequence[Replica], ranks: int) -> None:
-        """Take an outer step, and have parameters follow."""
+        """Take an outer step, and have parameters follow, wholly or by the share of `mixing`.
+
+        Args:
+            replicas: As `Rule.meet` says, among those of `prepare`; anchors, momenta and own values
+                are written.
+            ranks: Of no effect: differences are means already.
+        """
         settings = self._settings
         for replica in replicas:
             change = replica.difference.float()

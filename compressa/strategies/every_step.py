@@ -22,7 +22,13 @@ class EveryStep(EngineStrategy):
         self._step_optimizer()
 
     def sync(self) -> None:
-        """Do updates that are due; all ranks hold the same parameters then."""
+        """Do updates that an overlapped model still has to do; without any, nothing is to be done.
+
+        All ranks hold the same parameters then; see `Strategy.sync`.
+
+        Raises:
+            CompressaError: Gradients that these updates wait for could not be averaged.
+        """
         if isinstance(self.model, OverlappedDataParallel):
             self.model.flush()
 

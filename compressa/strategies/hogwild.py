@@ -37,7 +37,13 @@ class SharedUpdates(EngineStrategy):
         self.handle.check()
 
     def sync(self) -> None:
-        """Wait until all ranks are here; they hold the same parameters until one goes on."""
+        """Wait until all ranks are here; they hold the same parameters until one goes on.
+
+        Collective, each after its own last step; nothing is exchanged but the call itself.
+
+        Raises:
+            TransportError: A rank is lost, or does not come.
+        """
         self.handle.engine.session.call_on_all("strategy.sync", str)
 
     def close(self) -> None:

@@ -100,8 +100,12 @@ class Testbed(ABC):
     def set_link(self, link: LinkSpec | str) -> None:
         """Change the speed of every host's link, under processes that keep running.
 
+        Args:
+            link: The new one; see `LinkSpec.parse`.
+
         Raises:
-            ConfigError: The link cannot be read.
+            ConfigError: The link can not be read.
+            StateError: The testbed is closed.
         """
 
     @abstractmethod

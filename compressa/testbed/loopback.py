@@ -37,7 +37,10 @@ class LoopbackTestbed(Testbed):
     notice: str | None = LOOPBACK_NOTICE
 
     def set_link(self, link: LinkSpec | str) -> None:
-        """Tell running processes, which take it over with `Pacer.reload`, and those to come."""
+        """Tell running processes, which take it over with `Pacer.reload`, and those to come.
+
+        See `Testbed.set_link`.
+        """
         self._check_open()
         record = dataclasses.replace(self._record, link=str(LinkSpec.parse(link)))
         write_pace(record)

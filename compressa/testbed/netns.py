@@ -49,10 +49,17 @@ class NetnsTestbed(Testbed):
         self._statistics: list[list[int]] = []
 
     def set_link(self, link: LinkSpec | str) -> None:
-        """Re-shape both ends of every link. Frames that a delay still holds are lost.
+        """Re-shape both ends of every link, under processes that keep running.
+
+        Frames that a delay still holds are lost.
+
+        Args:
+            link: The new one; see `LinkSpec.parse`.
 
         Raises:
+            ConfigError: The link can not be read.
             BackendUnavailable: Links with a delay are not permitted; all is as before.
+            StateError: The testbed is closed.
         """
         self._check_open()
         self._record = _linked(self._record, self.link, LinkSpec.parse(link))
