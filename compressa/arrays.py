@@ -152,9 +152,12 @@ def carried_over(now: torch.Tensor, sent: torch.Tensor, came: torch.Tensor) -> t
     as a constant or a count, changes by nothing.
 
     Args:
-        now: The values, which were changed since.
-        sent: What they were.
-        came: What takes the place of that.
+        now: The values, which were changed since: floating-point, of any shape.
+        sent: What they were, of the same shape and dtype.
+        came: What takes the place of that, likewise.
+
+    Returns:
+        A new tensor, likewise.
     """
     low, high = torch.minimum(now, came), torch.maximum(now, came)
     return torch.where(came == sent, now, (now + (came - sent)).clamp(low, high))

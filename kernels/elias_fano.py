@@ -92,8 +92,18 @@ def pack_increasing(indices: U32, n: int, out: U8, *, check: bool = True) -> Non
 def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: bool) -> bool:
     """Write low bits and bitmap, if the indices are increasing numbers below n.
 
+    `pack_increasing` has checked all else, so nothing is raised here.
+
+    Args:
+        indices: uint32[k], k at least 1.
+        n: As in `pack_increasing`.
+        low_bits: Of each index.
+        low: uint8[packed_bytes(k, low_bits)], overwritten.
+        high: uint8, the bytes of the bitmap; overwritten.
+        check: As in `pack_increasing`.
+
     Returns:
-        Whether they are; on a GPU nobody looks without ``check``.
+        Whether they are; on a GPU nobody looks without ``check``. If not, what was written is void.
     """
     if kernel := backend("elias_fano", indices, low, high):
         return bool(kernel.write_parts(indices, n, low_bits, low, high, check))

@@ -45,13 +45,13 @@ class BlockwiseVector(NamedTuple):
     """One vector of a list; the arrays are those of `quantize_blockwise`, or of `sign_quantize`.
 
     Attributes:
-        x: The gradient.
-        codes: Overwritten; the bits of signs.
-        scales: Overwritten.
-        offsets: Overwritten; with the statistic "range" only.
-        residual: Updated in place; None for no feedback.
-        parameter: Of the vector's random numbers; see `Noise`.
-        start: The same.
+        x: The gradient: float32[n]; or float16, or bfloat16 as uint16.
+        codes: uint8, of the form's bytes for n elements, overwritten; the bits of signs.
+        scales: float32[ceil(n / block)], overwritten.
+        offsets: As scales; with the statistic "range" only.
+        residual: float32[n], updated in place; None for no feedback.
+        parameter: Number of the parameter, for the vector's random numbers; see `Noise`.
+        start: Number of its first element, likewise.
     """
 
     x: Gradient
@@ -63,7 +63,11 @@ class BlockwiseVector(NamedTuple):
     start: int = 0
 
     def noise(self, shared: Noise | None) -> Noise | None:
-        """Return the vector's random numbers, of the step whose others are given."""
+        """Return where the vector's random numbers begin; None if nothing rounds at random.
+
+        Args:
+            shared: Has the seed, stream and step of the whole list.
+        """
         if shared is None:
             return None
         return shared._replace(parameter=self.parameter, start=self.start)

@@ -132,7 +132,15 @@ class Matrix:
         self.held = False
 
     def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> F32:
-        """Return g, which will become M = g + e; M = g while the residual waits."""
+        """Return g, which will become M = g + e; M = g while the residual waits.
+
+        Args:
+            gradients: The unit's, float32, 1-D.
+            context: The step; where it holds zeros, a gradient of zeros has the residual wait.
+
+        Returns:
+            float32[rows, columns]: the gradient's own memory.
+        """
         g = gradients[self.gradient]
         self.held = held_back(g, context)
         return as_array(g).reshape(self.rows, self.columns)
@@ -176,7 +184,15 @@ class Matrix:
         lowrank.split_low_rank(*given, held=self.held, verdicts=verdicts, out=mean)
 
     def give_back(self, p: F32, q: F32, context: StepContext) -> None:
-        """Add P Q^T to the residual: then it is M again, but for what no factor could ever hold."""
+        """Add P Q^T to the residual: then it is M again, but for what no factor could ever hold.
+
+        Elements that are not finite then, or beyond what factors hold, become 0.
+
+        Args:
+            p: float32[approx_rank, rows], this rank's P, transposed.
+            q: float32[approx_rank, columns], its Q, transposed.
+            context: The step that is undone; its loss scale is taken out.
+        """
         product = torch.empty_like(self._kept)
         lowrank.low_rank_product(p, q, as_array(product).reshape(self.rows, self.columns))
         self._kept.add_(product, alpha=1.0 / context.loss_scale)

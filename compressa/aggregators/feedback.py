@@ -154,20 +154,33 @@ class Residual:
         return values.zero_()
 
     def close(self, values: torch.Tensor) -> None:
-        """Keep values that `open`, `reopen` or `blank` returned, or others."""
+        """Keep values that `open`, `reopen` or `blank` returned, or others.
+
+        Args:
+            values: float32, 1-D, as long as the segment, unscaled; rounded to what is kept.
+        """
         kept = self._state.residual(self._segment.parameter, self.rule.dtype)
         if self.rule.dtype != "float32" or values.data_ptr() != self._kept().data_ptr():
             narrow.write(kept, self._segment.start, values)
 
     def before(self, values: torch.Tensor) -> torch.Tensor | None:
-        """Return a copy for `blend`, if the rule blends."""
+        """Return a copy for `blend`, if the rule blends: float32, in memory that the thread keeps.
+
+        Args:
+            values: float32, 1-D, as `open` returned them. The next copy overwrites this one.
+        """
         if self.rule.beta == 1.0:
             return None
         copy = scratch_tensor("residual before", values.numel(), torch.float32, values.device)
         return copy.copy_(values)
 
     def blend(self, before: torch.Tensor | None, values: torch.Tensor) -> None:
-        """Make values the moving average of what they were and what they are."""
+        """Make values the moving average of what they were and what they are, with weight `beta`.
+
+        Args:
+            before: What `before` returned; None if the rule does not blend, and nothing is done.
+            values: float32, 1-D, as long; overwritten.
+        """
         if before is not None:
             torch.lerp(before, values, self.rule.beta, out=values)
 

@@ -39,7 +39,14 @@ class HopResiduals:
         self._segments = [_OfSegment(segment, rule, world) for segment in layout.segments]
 
     def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> None:
-        """Add the residuals to a step's gradients, float32, in place."""
+        """Add the residuals to a step's gradients; before the first `keep`.
+
+        What stays in them is the 1 - beta of the module's formula.
+
+        Args:
+            gradients: One per segment, 1-D, contiguous, float32, with the loss scale; in place.
+            context: The step. Where it holds zeros, a gradient of zeros leaves its residual alone.
+        """
         for own, x in zip(self._segments, gradients, strict=True):
             own.begin(x, context)
 
@@ -50,7 +57,11 @@ class HopResiduals:
         part.add_(lost, alpha=self.rule.beta)
 
     def end(self, sums: Sequence[torch.Tensor]) -> None:
-        """Settle the step: where a sum is not finite, each rank keeps what it has put in."""
+        """Settle the step: where a sum is not finite, each rank keeps what it has put in.
+
+        Args:
+            sums: What became of the gradients of `begin`, before they are divided.
+        """
         for own, x in zip(self._segments, sums, strict=True):
             own.end(x)
 

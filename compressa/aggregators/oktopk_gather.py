@@ -45,10 +45,10 @@ class Plan:
 
     @classmethod
     def of(cls, split: Split, state: ScopeState) -> Plan:
-        """Work it out.
+        """Work it out of what all ranks told, so that all have the same.
 
         Args:
-            split: It is done.
+            split: The first sum, which is done.
             state: What the scope keeps.
         """
         told = [split.told[rank] for rank in range(len(split.regions))]
@@ -74,20 +74,31 @@ class Plan:
 
     @cached_property
     def cuts(self) -> list[int]:
-        """Where pieces begin: with their owners', or at equal distances if that is too uneven."""
+        """Where pieces begin among all chosen elements, and where the last ends: one edge more.
+
+        They begin with their owners' (`starts`), or at equal distances if that is too uneven.
+        """
         ranks, total = len(self.counts), self.starts[-1]
         if ranks * max(self.counts) <= UNEVEN * total:
             return self.starts
         return [total * q // ranks for q in range(ranks + 1)]
 
     def overlap(self, owner: int, piece: int) -> tuple[int, int]:
-        """Where what an owner has in a piece begins and ends, counted from its first."""
+        """Return where what an owner has of a piece begins and ends, as `Entries.part` takes it.
+
+        Args:
+            owner: The rank whose chosen elements they are.
+            piece: The rank that joins the piece.
+
+        Returns:
+            Numbers among the owner's own elements; (0, 0) if it has none there.
+        """
         begin, end = self.starts[owner], self.starts[owner + 1]
         start, stop = max(begin, self.cuts[piece]), min(end, self.cuts[piece + 1])
         return (start - begin, stop - begin) if start < stop else (0, 0)
 
     def span(self, piece: int) -> Span:
-        """The range in which a piece's elements lie."""
+        """Return the range of the scope's elements in which those of a piece lie: whole regions."""
         start, stop = self.cuts[piece], self.cuts[piece + 1]
         if start == stop:
             return Span(0, 0)
@@ -112,13 +123,13 @@ def _estimated(state: ScopeState, counts: list[int]) -> tuple[float, list[int]]:
 
 
 class Gather(ScopeSum):
-    """One scope's.
+    """One scope's part of the second sum, which brings the chosen sums to all ranks, in pieces.
 
     Args:
-        split: It is done.
+        split: The first sum, which is done.
         plan: What all ranks made of it.
         state: What the scope keeps.
-        out: Zeros; holds the mean when it is done.
+        out: float32, 1-D, contiguous, as long as the scope: zeros; holds the mean when it is done.
         rank: This rank.
         loss_scale: What the mean is multiplied by.
     """

@@ -22,8 +22,8 @@ from compressa.errors import PayloadError
 class ScopeSum(ABC):
     """One scope's part of it, in one step.
 
-    An owner is given messages by all other ranks (`give`, `read_given`), makes one of them (`make`),
-    and shares it with all (`share`, `check_shared`, `take_shared`).
+    An owner is given messages by all other ranks (`give`, `read_given`), makes one of them
+    (`make`), and shares it with all (`share`, `check_shared`, `take_shared`).
     """
 
     @abstractmethod

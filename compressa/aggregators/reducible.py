@@ -66,7 +66,7 @@ class Reducible(Aggregator):
 
     @property
     def takes_half(self) -> bool:
-        """Unless a velocity must be added to gradients."""
+        """Whether `run` takes 16 bits too: yes, unless a velocity must be added to gradients."""
         return self._feedback is None or self._feedback.momentum is None
 
     @property

@@ -53,7 +53,13 @@ class RotatedScope:
         self._signs = as_array(signs[start // 32 : (start + size) // 32])
 
     def encode(self, p: torch.Tensor, payload: torch.Tensor, noise: Noise) -> None:
-        """Write the codes of `p` to where they are in a payload."""
+        """Write the codes of `p` to where they are in a payload.
+
+        Args:
+            p: float32, 1-D, contiguous, as long as the scope.
+            payload: uint8, the shard's, with its header, which is left alone.
+            noise: The random numbers that it rounds by.
+        """
         arrays = as_array(p), self._norms, self._signs, self._codes(payload)
         rotate_quantize(*arrays, book=self._book, noise=noise)
 

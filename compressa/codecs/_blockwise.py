@@ -53,7 +53,7 @@ class Blockwise(KernelCodec):
         return isinstance(self.bias(1 << 20), Contraction)
 
     def arrays(self, elems: int) -> tuple[int, ...]:
-        """Scales, offsets if there are any, codes."""
+        """Bytes of float32 scales, of offsets if there are any, and of codes."""
         heads = 2 if self.form.statistic == "range" else 1
         scales = 4 * math.ceil(elems / self.block)
         return (*[scales] * heads, self.form.code_bytes(elems))

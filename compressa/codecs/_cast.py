@@ -53,7 +53,7 @@ class Cast(KernelCodec):
         return True
 
     def arrays(self, elems: int) -> tuple[int]:
-        """Two bytes per element."""
+        """Two bytes per element, in one array."""
         return (2 * elems,)
 
     def bias(self, elems: int) -> Contraction:

@@ -40,7 +40,7 @@ class KernelCodec(Codec):
 
     @abstractmethod
     def arrays(self, elems: int) -> tuple[int, ...]:
-        """Return the bytes of a payload's arrays, in order."""
+        """Return the bytes of a payload's arrays, in order, for a vector of `elems` elements."""
 
     @abstractmethod
     def quantize(

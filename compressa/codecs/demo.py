@@ -113,7 +113,7 @@ class DeMo(KernelCodec):
         return self._values.dtype
 
     def arrays(self, elems: int) -> tuple[int, int]:
-        """Coefficients, and their indices."""
+        """Bytes of coefficients, in the dtype of values, and of their indices."""
         values, place_bytes = self.form.sizes(elems)
         return self._values.dtype.itemsize * values, place_bytes
 

@@ -61,7 +61,7 @@ class Fp8(KernelCodec):
         return True
 
     def arrays(self, elems: int) -> tuple[int, int]:
-        """Scales, codes."""
+        """Bytes of float32 scales, one per block, and of codes, one per element."""
         return 4 * block_count(elems, self.block), elems
 
     def bias(self, elems: int) -> Contraction:

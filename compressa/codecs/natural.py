@@ -80,7 +80,7 @@ class Natural(KernelCodec):
         return False
 
     def arrays(self, elems: int) -> tuple[int, int]:
-        """Exponents, signs; or norms, codes."""
+        """Bytes of exponents and of signs; with dithering of float32 norms and of codes."""
         if self._form is None:
             return elems, (elems + 7) // 8
         return 4 * block_count(elems, self.block), self._form.code_bytes(elems)

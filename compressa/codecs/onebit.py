@@ -53,7 +53,7 @@ class OneBit(KernelCodec):
         return self.block
 
     def arrays(self, elems: int) -> tuple[int, int]:
-        """Scales, signs."""
+        """Bytes of float32 scales, one per block, and of signs, a bit per element."""
         return 4 * block_count(elems, self.block), onebit.sign_bytes(elems, self.block)
 
     def bias(self, elems: int) -> Contraction:

@@ -80,7 +80,7 @@ class OneBitSGD(KernelCodec):
         return True
 
     def arrays(self, elems: int) -> tuple[int, int]:
-        """Two means of each group, signs."""
+        """Bytes of two float32 means of each group, and of signs, a bit per element."""
         group = self._length(elems)
         signs = onebit_sgd.group_sign_bytes(elems, group)
         return 8 * math.ceil(elems / group), signs

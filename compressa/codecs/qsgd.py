@@ -50,7 +50,10 @@ class QSGD(Blockwise):
         return True
 
     def bias(self, elems: int) -> Unbiased:
-        """See `bounds`."""
+        """Unbiased; omega is that of `bounds.of_length` for "l2", of `bounds.at_random` for "max".
+
+        It holds where the largest block's scale and the smallest element's step are normal numbers.
+        """
         block = self._in_block(elems)
         smallest = self.levels * SMALLEST_NORMAL
         if self.norm == "l2":

@@ -39,7 +39,7 @@ class DenseValues(Accumulator):
         divide(self._values, self.divisor)
 
     def capacity_bytes(self, span: Span) -> int:
-        """What the elements take."""
+        """Return the bytes that the elements take, which every message of them has."""
         return span.elems * self._values.itemsize
 
     def quick(self, elems: int) -> bool:
@@ -47,17 +47,23 @@ class DenseValues(Accumulator):
         return elems * self._values.itemsize <= _QUICK_BYTES
 
     def give(self, span: Span) -> torch.Tensor:
-        """The values, where they are."""
+        """Return the values where they are, as uint8: no copy, so later changes are seen in it."""
         return self._at(span).view(torch.uint8)
 
     def share(self, span: Span, author: Author) -> torch.Tensor:
-        """The same."""
+        """Return the values as `give` does; nothing is lost, whoever the author is."""
         return self.give(span)
 
     def add(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
     ) -> None:
-        """Combine them in, without a copy of the values."""
+        """Combine them in, without a copy of the values; see `Accumulator.add`.
+
+        Args:
+            span: Which elements.
+            after: Messages of `give`: uint8, of the elements' bytes.
+            before: Likewise; the first one is overwritten.
+        """
         own, dtype = self._at(span), self._values.dtype
         if before:
             total = before[0].view(dtype)
@@ -68,12 +74,12 @@ class DenseValues(Accumulator):
             self._take_in(own, message.view(dtype))
 
     def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
-        """Copy it."""
+        """Copy messages of `share` over the values of their spans."""
         for span, message in shared:
             self._at(span).copy_(message.view(self._values.dtype))
 
     def landing(self, span: Span) -> torch.Tensor:
-        """The values' own memory."""
+        """Return the values' own memory, uint8, where what is shared arrives in place."""
         return self.give(span)
 
     def _at(self, span: Span) -> torch.Tensor:

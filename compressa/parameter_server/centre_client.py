@@ -70,7 +70,11 @@ class CentreClient(ShardClient):
         return self.pull(step, out, own)
 
     def restart(self, step: int) -> None:
-        """Go on as if this step had been answered last."""
+        """Go on as if a step had been answered last; nothing may be under way.
+
+        Args:
+            step: Which: `front` from now on. What a meeting was expected for is forgotten.
+        """
         self.front, self._meeting = step, None
 
     def _pulling(self, step: int, out: torch.Tensor) -> Program[None]:

@@ -100,7 +100,12 @@ class Clocks:
         return bool(self._waiting or self._met)
 
     def advance(self, worker: int, step: int) -> None:
-        """Note that the update of a step was taken, or dropped as too late."""
+        """Note that the update of a step was taken, or dropped as too late.
+
+        Args:
+            worker: Whose; one that has left is passed over.
+            step: Which, its last from now on.
+        """
         if worker in self._at:  # what it sent before it left may come later
             self._at[worker] = step
 
@@ -119,7 +124,12 @@ class Clocks:
         self._met.discard(worker)
 
     def released(self) -> list[tuple[int, int]]:
-        """Take those out who wait no longer, with the steps that they are answered."""
+        """Take those out who wait no longer: their own update was taken, and others are so far.
+
+        Returns:
+            For each, the number of the worker and the step that it is answered, in the order of
+            `wait`; once for each call of that.
+        """
         ready = [(w, step) for w, step in self._waiting.items() if self._may(w, step)]
         for worker, _ in ready:
             del self._waiting[worker]

@@ -173,7 +173,7 @@ class PhantomValues(Accumulator):
         return room(self.capacity_bytes(span)) if self._plain else None
 
     def give(self, span: Span) -> torch.Tensor:
-        """Return uint8[capacity_bytes(span)] on the device meta: a message's length without bytes."""
+        """Return uint8[capacity_bytes(span)] on the device meta: the length of a message alone."""
         return room(self.capacity_bytes(span))
 
     def share(self, span: Span, author: Author) -> torch.Tensor:

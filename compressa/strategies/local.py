@@ -33,8 +33,11 @@ def open_local(
         fragments: As `open_handle` takes it.
         exact: As `open_handle` takes it.
 
+    Returns:
+        Open for all trained parameters; the caller closes it.
+
     Raises:
-        CompressaError: As `compressa.attach`.
+        CompressaError: As `compressa.attach`; on every rank.
     """
     strategy = training.config.strategy
     assert strategy is not None, "the configuration names one"

@@ -56,7 +56,11 @@ def check_round_trips(compressor: Compressor) -> None:
 
 
 def check_facts(compressor: Compressor) -> None:
-    """Granularity, blocks and steps are what the engine can work with."""
+    """Granularity, blocks and steps are what the engine can work with.
+
+    Raises:
+        AssertionError: They are not; the message names the compressor and the fact.
+    """
     name, granularity = compressor.name, compressor.granularity
     require(isinstance(granularity, Granularity), f"{name}: its granularity is {granularity!r}")
     block = compressor.block_elems

@@ -242,6 +242,9 @@ def read(path: str | Path, where: str = "") -> ProfileFile:
         path: Where it is.
         where: What messages say before the path.
 
+    Returns:
+        The profile: times in seconds, sizes in bytes.
+
     Raises:
         ConfigError: It cannot be read, or is no such file; the message names the place.
     """
