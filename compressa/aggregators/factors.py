@@ -134,12 +134,8 @@ class Matrix:
     def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> F32:
         """Return g, which will become M = g + e; M = g while the residual waits.
 
-        Args:
-            gradients: The unit's, float32, 1-D.
-            context: The step; where it holds zeros, a gradient of zeros has the residual wait.
-
-        Returns:
-            float32[rows, columns]: the gradient's own memory.
+        It is float32[rows, columns], in the memory of the unit's gradient, which is 1-D. Where the
+        step holds zeros, a gradient of zeros has the residual wait.
         """
         g = gradients[self.gradient]
         self.held = held_back(g, context)
@@ -186,7 +182,7 @@ class Matrix:
     def give_back(self, p: F32, q: F32, context: StepContext) -> None:
         """Add P Q^T to the residual: then it is M again, but for what no factor could ever hold.
 
-        Elements that are not finite then, or beyond what factors hold, become 0.
+        What is beyond what factors hold, or not finite, becomes 0.
 
         Args:
             p: float32[approx_rank, rows], this rank's P, transposed.
