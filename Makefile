@@ -84,8 +84,11 @@ gpu-bundle: install
 demo: install
 	$(BIN)/python experiments/accuracy_vs_bandwidth.py --plan demo --out results/demo
 
+# Lines and branches that tests reach, in processes that they start, too.
 coverage: kernels
+	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest $(TESTS)
+	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
 clean:
