@@ -295,7 +295,7 @@ def compile_feedback(_: Kinds) -> None:
 
 
 def compile_integers(_: Kinds) -> None:
-    """Integers of a shared unit."""
+    """Integers of a shared scale."""
     x = _ZEROS.copy()
     for dtype in integers.DTYPES:
         q = np.zeros(_ELEMS, dtype)

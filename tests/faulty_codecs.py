@@ -417,9 +417,9 @@ class Dithers(Codec):
 
     def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         array, raw = x.numpy(), payload.numpy()
-        unit = np.float32(np.abs(array).max(initial=0.0)) / np.float32(self.levels)
-        raw[-4:].view(np.float32)[0] = unit if np.isfinite(unit) else np.nan
-        steps = array / unit if np.isfinite(unit) and unit > 0 else np.zeros_like(array)
+        scale = np.float32(np.abs(array).max(initial=0.0)) / np.float32(self.levels)
+        raw[-4:].view(np.float32)[0] = scale if np.isfinite(scale) else np.nan
+        steps = array / scale if np.isfinite(scale) and scale > 0 else np.zeros_like(array)
         raw[:-4].view(np.int8)[:] = self.rounded(steps, self.noise(x.numel(), draw))
         return payload.numel()
 
@@ -445,8 +445,8 @@ class Dithers(Codec):
     def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         self.check(payload, out.numel())
         raw = payload.numpy()
-        unit = float(raw[-4:].copy().view(np.float32)[0])
-        out.add_(torch.from_numpy(raw[:-4].view(np.int8)).float() * unit, alpha=weight)
+        scale = float(raw[-4:].copy().view(np.float32)[0])
+        out.add_(torch.from_numpy(raw[:-4].view(np.int8)).float() * scale, alpha=weight)
 
 
 class RoundsAlikeOnAllRanks(Dithers):

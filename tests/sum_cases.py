@@ -24,11 +24,11 @@ def any_bytes(random: np.random.Generator, size: int, shift: int = 0) -> Array:
     return random.integers(0, 256, size + shift, dtype=np.uint8)[shift:]
 
 
-def any_units(random: np.random.Generator, size: int, shift: int = 0) -> Array:
-    """Units of moderate size, so that sums have digits to lose, and a few special ones."""
-    units = random.standard_normal(size + shift).astype(np.float32)
-    units[random.random(units.size) < 0.1] = random.choice([*FINITE, np.nan, np.inf, -0.0])
-    return units[shift:]
+def any_scales(random: np.random.Generator, size: int, shift: int = 0) -> Array:
+    """Scales of moderate size, so that sums have digits to lose, and a few special ones."""
+    scales = random.standard_normal(size + shift).astype(np.float32)
+    scales[random.random(scales.size) < 0.1] = random.choice([*FINITE, np.nan, np.inf, -0.0])
+    return scales[shift:]
 
 
 def one_by_one(add: Callable[[int, Array], None], count: int, elems: int, dtype: Any) -> Array:

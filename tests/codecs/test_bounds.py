@@ -135,7 +135,7 @@ class Case:
 
 
 def tight_cases() -> list[Case]:
-    near_half_units = [
+    near_half_scales = [
         *(Case(kind(block=64), 64) for kind in (Int8, Int4, Int2)),
         *(Case(Int8(block=8), 8), Case(Int2(block=512), 300)),
         Case(Int4(block=64), 200, in_first(64)),
@@ -187,7 +187,7 @@ def tight_cases() -> list[Case]:
         Case(Shrunk(codec=Int4(block=128, rounding="stochastic")), 128),
         Case(Shrunk(codec=QSGD()), 512, alike),
     ]
-    groups = near_half_units, at_random, extremes, norms, clips, dithered, sparse, others
+    groups = near_half_scales, at_random, extremes, norms, clips, dithered, sparse, others
     return [case for group in groups for case in group]
 
 
@@ -234,10 +234,10 @@ def test_a_search_comes_within_five_percent_of_the_bound(case: Case) -> None:
     assert 0.95 * declared <= error <= declared * (1.03 if draws else 1 + 1e-6)
 
 
-def variance(x: F64, unit: float) -> F64:
-    """Of rounding at random to multiples of a unit, exactly."""
-    fraction = np.abs(x) / unit % 1.0
-    return fraction * (1.0 - fraction) * unit**2
+def variance(x: F64, scale: float) -> F64:
+    """Of rounding at random to multiples of a scale, exactly."""
+    fraction = np.abs(x) / scale % 1.0
+    return fraction * (1.0 - fraction) * scale**2
 
 
 def dithering_variance(x: F64, norm: float, levels: int) -> F64:

@@ -19,7 +19,7 @@ from compressa.testing.inputs import generator
     seed=st.integers(0, 2**31),
     magnitude=st.sampled_from([1e-30, 1e-3, 1.0, 1e20]),
 )
-def test_error_is_at_most_half_a_unit(
+def test_error_is_at_most_half_a_scale(
     bits: int, block: int, elems: int, seed: int, magnitude: float
 ) -> None:
     codec = Int8(block=block) if bits == 8 else Int4(block=block)
@@ -27,10 +27,10 @@ def test_error_is_at_most_half_a_unit(
     error = (decoded(codec, encoded(codec, x), elems).double() - x.double()).abs()
     for start in range(0, elems, block):
         part = slice(start, start + block)
-        unit = float(x[part].abs().max()) / (2 ** (bits - 1) - 1)
-        # Rounding in float32 of the unit and the product moves a tie by a few parts in 2^24.
+        scale = float(x[part].abs().max()) / (2 ** (bits - 1) - 1)
+        # Rounding in float32 of the scale and the product moves a tie by a few parts in 2^24.
         slack = float(x[part].abs().max()) * 2.0**-22
-        assert float(error[part].max()) <= unit / 2 + slack
+        assert float(error[part].max()) <= scale / 2 + slack
 
 
 def test_nan_spoils_its_own_block_only() -> None:

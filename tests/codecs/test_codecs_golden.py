@@ -107,8 +107,8 @@ def test_sizes_are_exactly_packed(codec: Codec) -> None:
 
 def test_int8_bytes_are_what_the_docstring_says() -> None:
     payload = bytes.fromhex(GOLDEN[Int8(block=8)])
-    units, codes = struct.unpack("<2f", payload[:8]), struct.unpack("<11b", payload[8:])
-    assert units == pytest.approx((1.0, 7 / 127))
+    scales, codes = struct.unpack("<2f", payload[:8]), struct.unpack("<11b", payload[8:])
+    assert scales == pytest.approx((1.0, 7 / 127))
     # 7 / 127 is not a binary fraction; -3.5 and 1.5 are ties, and go to even.
     assert codes == (127, -4, 0, 2, -64, 0, 2, -1, 127, -127, 54)
 

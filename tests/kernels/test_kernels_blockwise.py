@@ -49,7 +49,7 @@ def quantized(
     scale: float = 1.0,
     noise: Noise | None = None,
 ) -> Payload:
-    """Codes, units, offsets, and what is left."""
+    """Codes, scales, offsets, and what is left."""
     blocks, left = block_count(x.size, form.block), copied(residual)
     codes, scales = poisoned(form.code_bytes(x.size), np.uint8), poisoned(blocks, np.float32)
     offsets = poisoned(blocks, np.float32) if form.statistic == "range" else None
@@ -188,10 +188,10 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
 
     def quantized_there(kernels: Any) -> list[np.ndarray]:
         codes, packed = odd(poisoned(form.code_bytes(x.size), np.uint8), shift)
-        units, scales = odd(poisoned(block_count(x.size, 64), np.float32), shift)
+        all_scales, scales = odd(poisoned(block_count(x.size, 64), np.float32), shift)
         left, residual = odd(x, shift)
         kernels.quantize_blockwise(x, packed, scales, form=form, residual=residual)
-        return [codes, units, left]
+        return [codes, all_scales, left]
 
     alike("blockwise", quantized_there)
 
@@ -213,19 +213,19 @@ def test_a_large_array_is_decoded_to_any_address(form: Form, first: int) -> None
 
 
 @given(moderate, plain_forms)
-def test_error_is_at_most_half_a_unit(x: F32, form: Form) -> None:
+def test_error_is_at_most_half_a_scale(x: F32, form: Form) -> None:
     payload = quantized(blockwise, x, form)
-    unit = block_max(x, form.block) / form.top
+    scale = block_max(x, form.block) / form.top
     error = np.abs(decoded(payload, x.size, form).astype(np.float64) - x)
-    assert (error <= unit * (0.5 + form.top * 2.0**-22)).all()
+    assert (error <= scale * (0.5 + form.top * 2.0**-22)).all()
 
 
 @given(moderate, st.sampled_from([Form(bits=b, block=64, statistic="range") for b in (8, 4, 2)]))
-def test_error_is_at_most_half_a_unit_between_the_extremes(x: F32, form: Form) -> None:
+def test_error_is_at_most_half_a_scale_between_the_extremes(x: F32, form: Form) -> None:
     payload = quantized(blockwise, x, form)
-    unit = np.repeat(payload[1].astype(np.float64), form.block)[: x.size]
+    scale = np.repeat(payload[1].astype(np.float64), form.block)[: x.size]
     error = np.abs(decoded(payload, x.size, form).astype(np.float64) - x)
-    assert (error <= unit * (0.5 + form.top * 2.0**-22) + 2.0**-23 * np.abs(x)).all()
+    assert (error <= scale * (0.5 + form.top * 2.0**-22) + 2.0**-23 * np.abs(x)).all()
 
 
 @given(moderate, plain_forms, st.integers(0, 99), st.sampled_from((1.0, 1024.0)))

@@ -29,7 +29,7 @@ from compressa.kernels.onebit import SignForm
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import F32, SCALES, gradients, poisoned, residual_for, same_bits
-from sum_cases import any_bytes, any_units, counts
+from sum_cases import any_bytes, any_scales, counts
 
 FORMS = [
     Form(bits=bits, block=block, statistic=statistic)
@@ -57,8 +57,8 @@ def any_payloads(n: int, form: BlockForm, count: int, seed: int) -> list[Packed]
     return [
         Packed(
             any_bytes(random, form.code_bytes(n)),
-            any_units(random, blocks),
-            any_units(random, blocks) if ranged(form) else None,
+            any_scales(random, blocks),
+            any_scales(random, blocks) if ranged(form) else None,
         )
         for _ in range(count)
     ]

@@ -87,7 +87,7 @@ def test_every_number_and_every_middle_round_as_in_the_reference(form: Format) -
     near = [np.nextafter(exact, np.float32(end)) for end in (0, np.inf)]
     each = np.minimum(np.concatenate([exact, *near]), np.float32(form.largest))
     x = np.concatenate([each, -each]).astype(np.float32)
-    check_quantize(x, form, x.size)  # a largest number makes the unit 1
+    check_quantize(x, form, x.size)  # a largest number makes the scale 1
 
 
 @on_every_backend
@@ -105,7 +105,7 @@ def test_codes_are_those_of_torch(name: str) -> None:
     assert same_bits(values(form), every)
     x = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
     x = (x * 2.0 ** np.random.default_rng(1).integers(-20, 8, x.size)).astype(np.float32)
-    x[0] = form.largest  # so that the unit of the only block is 1
+    x[0] = form.largest  # so that the scale of the only block is 1
     x = np.clip(x, -form.largest, form.largest)
     codes, scales = quantized(quantize_fp8, x, form, x.size, None, 1.0)
     assert scales.tolist() == [1.0]
@@ -179,11 +179,11 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
 
     def there_and_back(kernels: Any) -> list[Array]:
         codes, packed = odd(poisoned(x.size, np.uint8), shift)
-        units, scales = odd(poisoned(block_count(x.size, block), np.float32), shift)
+        all_scales, scales = odd(poisoned(block_count(x.size, block), np.float32), shift)
         (left, residual), (wide, out) = odd(x, shift), odd(x, shift)
         kernels.quantize_fp8(x, packed, scales, residual=residual, **rest)
         kernels.dequantize_fp8(packed, scales, out, **rest)
-        return [codes, units, left, wide]
+        return [codes, all_scales, left, wide]
 
     alike("fp8", there_and_back)
 
@@ -193,8 +193,8 @@ def test_relative_error_is_half_a_unit_in_the_last_place(x: F32, form: Format) -
     codes, scales = quantized(quantize_fp8, x, form, 64, None, 1.0)
     out = poisoned(x.size, np.float32)
     dequantize_fp8(codes, scales, out, form=form, block=64)
-    unit = np.repeat(scales.astype(np.float64), 64)[: x.size]
-    subnormal = unit * 2.0 ** (1 - form.bias - form.mantissa) / 2
+    scale = np.repeat(scales.astype(np.float64), 64)[: x.size]
+    subnormal = scale * 2.0 ** (1 - form.bias - form.mantissa) / 2
     allowed = np.maximum(np.abs(x) * 2.0 ** -(form.mantissa + 1), subnormal) * (1 + 1e-6)
     assert (np.abs(out.astype(np.float64) - x) <= allowed).all()
 

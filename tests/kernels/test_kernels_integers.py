@@ -53,14 +53,14 @@ def test_integers_equal_reference(
     st.sampled_from((0.0, 1e-3, -0.7, 1e-44, 1e300, np.inf, np.nan)),
 )
 def test_scaling_of_any_integers_equals_reference(
-    n: int, seed: int, dtype: type, unit: float
+    n: int, seed: int, dtype: type, scale: float
 ) -> None:
     limits = np.iinfo(dtype)
     q = np.random.default_rng(seed).integers(limits.min, limits.max, n, dtype, endpoint=True)
 
     def run(kernels: Any) -> list[F32]:
         out = poisoned(n, np.float32)
-        kernels.scale_integers(q, unit, out)
+        kernels.scale_integers(q, scale, out)
         return [out]
 
     alike("integers", run, reads=[q])

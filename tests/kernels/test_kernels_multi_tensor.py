@@ -44,7 +44,7 @@ from kernel_cases import (
     residual_for,
     same_bits,
 )
-from sum_cases import COUNTS, DTYPES, Array, any_bytes, any_units, counts, dtypes, weights
+from sum_cases import COUNTS, DTYPES, Array, any_bytes, any_scales, counts, dtypes, weights
 
 FORM, RANGED = Form(bits=8, block=64), Form(bits=4, block=8, statistic="range")
 SIGNS = SignForm(block=64)
@@ -207,14 +207,14 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(shift: in
 
     def quantized_there(kernels: Any) -> list[Array]:
         left, codes = x.copy(), poisoned(1000, np.uint8)
-        units = [poisoned(-(-(part.stop - part.start) // 64), np.float32) for part in places]
+        scales = [poisoned(-(-(part.stop - part.start) // 64), np.float32) for part in places]
         vectors = [
-            BlockwiseVector(x[part], codes[part], scales, None, left[part])
-            for part, scales in zip(places, units, strict=True)
+            BlockwiseVector(x[part], codes[part], own, None, left[part])
+            for part, own in zip(places, scales, strict=True)
         ]
         batch = BlockwiseVectors(vectors, form=FORM)
         kernels.multi_tensor_quantize(batch, noise=None, loss_scale=2.0)
-        return [left, codes, *units]
+        return [left, codes, *scales]
 
     alike("multi_tensor", quantized_there)
 
@@ -282,9 +282,9 @@ class Decoding:
     def _payload(self, random: np.random.Generator) -> Array:
         payload = any_bytes(random, self.payload_bytes)
         for part in self.batch().parts:
-            for units in part.arrays(payload, self.form)[1:]:
-                if units is not None:
-                    units[:] = any_units(random, units.size)
+            for scales in part.arrays(payload, self.form)[1:]:
+                if scales is not None:
+                    scales[:] = any_scales(random, scales.size)
         return payload
 
     def summed(self, kernels: Any, weight: float) -> list[Array]:
@@ -466,8 +466,8 @@ def test_signs_take_no_random_numbers_and_no_offsets() -> None:
         multi_tensor_quantize(BlockwiseVectors([], form=SignForm(block=8)), noise=Noise(1, 2, 3, 0))
     with pytest.raises(ValueError, match="block must be a positive multiple of 8"):
         SignForm(block=12)
-    out, units = np.zeros(9, np.float32), np.zeros(2, np.float32)
+    out, scales = np.zeros(9, np.float32), np.zeros(2, np.float32)
     with pytest.raises(ValueError, match="offsets go with"):
         BlockwiseVectors(
-            [BlockwiseVector(out, np.zeros(2, np.uint8), units, units)], form=SignForm(block=8)
+            [BlockwiseVector(out, np.zeros(2, np.uint8), scales, scales)], form=SignForm(block=8)
         )

@@ -21,7 +21,7 @@ from kernel_cases import (
     residual_for,
     same_bits,
 )
-from sum_cases import any_bytes, any_units
+from sum_cases import any_bytes, any_scales
 
 NOISE = Noise(1, 2, 3, 4)
 EDGES = st.sampled_from((0, 1, 1023, 1024, 5000, 2**32 - 3, 2**40 + 511))
@@ -150,13 +150,13 @@ def test_undither_of_any_bytes_equals_reference(
 ) -> None:
     random = np.random.default_rng(seed)
     codes = any_bytes(random, form.code_bytes(n), seed % 4)
-    units = any_units(random, block_count(n, form.block), seed % 3)
-    norms = random.integers(0, 256, 4 * units.size, dtype=np.uint8).view(np.float32)
+    scales = any_scales(random, block_count(n, form.block), seed % 3)
+    norms = random.integers(0, 256, 4 * scales.size, dtype=np.uint8).view(np.float32)
     before = random.standard_normal(n).astype(np.float32)
 
     def run(kernels: Any) -> list[F32]:
         out = before.copy()
-        given_norms = norms if seed % 2 else units
+        given_norms = norms if seed % 2 else scales
         kernels.undither(codes, given_norms, out, form=form, weight=weight, add=add)
         return [out]
 
@@ -175,11 +175,11 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
 
     def there_and_back(kernels: Any) -> list[Array]:
         packed, codes = odd(poisoned(form.code_bytes(x.size), np.uint8), shift)
-        units, norms = odd(poisoned(block_count(x.size, block), np.float32), shift)
+        all_norms, norms = odd(poisoned(block_count(x.size, block), np.float32), shift)
         (left, residual), (wide, out) = odd(x, shift), odd(x, shift)
         kernels.dither(x, codes, norms, form=form, noise=NOISE, residual=residual)
         kernels.undither(codes, norms, out, form=form)
-        return [packed, units, left, wide]
+        return [packed, all_norms, left, wide]
 
     alike("natural_dithering", there_and_back)
 
@@ -208,9 +208,9 @@ def test_decodes_to_the_two_levels_beside_each_value(norm: Any) -> None:
     x = np.random.default_rng(3).standard_normal(640).astype(np.float32)
     blocks = x.reshape(-1, 64).astype(np.float64)
     sizes = np.sqrt((blocks**2).sum(1)) if norm == "l2" else np.abs(blocks).max(1)
-    unit = np.abs(blocks) / sizes[:, None]
+    relative = np.abs(blocks) / sizes[:, None]
     grid = np.array([0, *(2.0 ** np.arange(-4, 1))])
-    above = np.searchsorted(grid, unit * (1 - 1e-6))
+    above = np.searchsorted(grid, relative * (1 - 1e-6))
     for step in range(20):
         out = round_trip(x, form, step).reshape(-1, 64)
         assert (np.sign(out) * np.sign(blocks) >= 0).all()

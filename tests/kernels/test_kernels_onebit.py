@@ -132,11 +132,11 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
 
     def there_and_back(kernels: Any) -> list[np.ndarray]:
         bits, packed = odd(poisoned(sign_bytes(x.size, block), np.uint8), shift)
-        units, scales = odd(poisoned(block_count(x.size, block), np.float32), shift)
+        all_scales, scales = odd(poisoned(block_count(x.size, block), np.float32), shift)
         (left, residual), (wide, out) = odd(x, shift), odd(x, shift)
         kernels.sign_quantize(x, packed, scales, block=block, residual=residual)
         kernels.sign_dequantize(packed, scales, out, block=block)
-        return [bits, units, left, wide]
+        return [bits, all_scales, left, wide]
 
     alike("onebit", there_and_back)
 

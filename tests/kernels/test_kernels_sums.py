@@ -14,7 +14,7 @@ from compressa.kernels.fp8 import FORMATS
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import F32, poisoned, same_bits
-from sum_cases import COUNTS, any_bytes, any_units, counts, dtypes, one_by_one, weights
+from sum_cases import COUNTS, any_bytes, any_scales, counts, dtypes, one_by_one, weights
 
 from compressa import kernels as public
 
@@ -73,9 +73,9 @@ def blockwise_arrays(
 ) -> dict[str, Array]:
     form = options["form"]
     blocks, codes = block_count(n, form.block), any_bytes(random, form.code_bytes(n), shift)
-    arrays = {"codes": codes, "scales": any_units(random, blocks, shift)}
+    arrays = {"codes": codes, "scales": any_scales(random, blocks, shift)}
     if form.statistic == "range":
-        arrays["offsets"] = any_units(random, blocks, shift)
+        arrays["offsets"] = any_scales(random, blocks, shift)
     return arrays
 
 
@@ -83,14 +83,14 @@ def sign_arrays(
     random: np.random.Generator, n: int, options: Options, shift: int
 ) -> dict[str, Array]:
     blocks, bits = block_count(n, options["block"]), sign_bytes(n, options["block"])
-    return {"bits": any_bytes(random, bits, shift), "scales": any_units(random, blocks, shift)}
+    return {"bits": any_bytes(random, bits, shift), "scales": any_scales(random, blocks, shift)}
 
 
 def fp8_arrays(
     random: np.random.Generator, n: int, options: Options, shift: int
 ) -> dict[str, Array]:
     blocks = block_count(n, options["block"])
-    return {"codes": any_bytes(random, n, shift), "scales": any_units(random, blocks, shift)}
+    return {"codes": any_bytes(random, n, shift), "scales": any_scales(random, blocks, shift)}
 
 
 def natural_arrays(
