@@ -116,7 +116,7 @@ class Reducible(Aggregator):
         rooms: Sequence[torch.Tensor],
         context: StepContext,
     ) -> list[Call]:
-        scale = 1.0 if self._feedback is None else context.loss_scale
+        loss_scale = 1.0 if self._feedback is None else context.loss_scale
         state, kept = self._world.state, self._feedback is not None
         array = self._calls.array
         return [
@@ -126,7 +126,7 @@ class Reducible(Aggregator):
                 array(room),
                 array(scope.residual(state)) if kept else None,
                 self._draw(scope.segment, context),
-                scale,
+                loss_scale,
             )
             for scope, room in zip(self._scopes, rooms, strict=True)
         ]

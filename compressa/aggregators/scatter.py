@@ -179,9 +179,11 @@ class _OwnShard:
         if averager is not None:
             for owned in filter(None, self._owned):
                 owned.lend()
-            draw, scale = own.draw(own.scopes[0], context, owner=True), context.loss_scale
+            draw, loss_scale = own.draw(own.scopes[0], context, owner=True), context.loss_scale
             ranks = self._world.size
-            averager.average(list(arrived.values()), draw, 1.0 / ranks, scale, scale / ranks)
+            averager.average(
+                list(arrived.values()), draw, 1.0 / ranks, loss_scale, loss_scale / ranks
+            )
             return own.seal(payload, context, own.body_bytes)
         parts = {sender: own.parts(part) for sender, part in arrived.items()}
         offset = HEADER_BYTES

@@ -145,9 +145,9 @@ class ScopePayload:
         multi_tensor = self._multi_tensor
         encoder = multi_tensor.encoder(gradients, context, payload) if multi_tensor else None
         if encoder:
-            scale = 1.0 if self._feedback is None else context.loss_scale
+            loss_scale = 1.0 if self._feedback is None else context.loss_scale
             draw = self.draw(self.scopes[0], context, owner=owner, rank=rank)
-            return self.seal(payload, context, encoder.encode(draw, scale) or self.body_bytes)
+            return self.seal(payload, context, encoder.encode(draw, loss_scale) or self.body_bytes)
         offset = HEADER_BYTES
         for scope, residual in zip(self.scopes, self.residuals, strict=True):
             room = self.room(payload, offset, scope)

@@ -72,8 +72,8 @@ class ShardPayloads:
                 sent[peer] = self.payloads[peer].encode(gradients, context, self.buffers[peer])
             return sent
         some = next(self.payloads[peer] for peer in peers if self.payloads[peer].scopes)
-        scale = 1.0 if self._feedback is None else context.loss_scale
-        encoder.encode(some.draw(some.scopes[0], context), scale)
+        loss_scale = 1.0 if self._feedback is None else context.loss_scale
+        encoder.encode(some.draw(some.scopes[0], context), loss_scale)
         for peer in peers:
             payload = self.payloads[peer]
             sent[peer] = payload.seal(self.buffers[peer], context, payload.body_bytes)

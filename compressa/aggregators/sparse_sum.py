@@ -174,20 +174,23 @@ class _Part:
         self._in_order = torch.arange(self._kept, dtype=torch.int32, device=world.device)
         self._notes: list[_Note] = []
         self._noted = 0
-        self._scale = self._share_scale = 1.0
+        self._loss_scale = self._share_scale = 1.0
 
     def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> None:
         """Select this rank's own."""
         x, own = self.scope.of(gradients), self._own
         self._noted = 0
-        self._scale, self._share_scale = context.loss_scale, context.loss_scale / self._world.size
+        self._loss_scale, self._share_scale = (
+            context.loss_scale,
+            context.loss_scale / self._world.size,
+        )
         select_top_k(
             as_array(x),
             self._kept,
             own.indices,
             as_array(own.values),
             residual=None if held_back(x, context) else as_array(self._residual),
-            loss_scale=self._scale,
+            loss_scale=self._loss_scale,
         )
         self._sum.bits.copy_(own.bits)
         self._world.divide(own.values, out=self._sum.values)
@@ -231,15 +234,16 @@ class _Part:
         for note in reversed(self._notes[: self._noted]):
             self._return(note, -self._share_scale)
         self._noted = 0
-        self._return(self._own, self._scale)
+        self._return(self._own, self._loss_scale)
 
-    def _return(self, note: _Note, scale: float) -> None:
-        """Add values to the residual, or subtract them where the scale is negative."""
+    def _return(self, note: _Note, loss_scale: float) -> None:
+        """Add values to the residual, or subtract them where the loss scale is negative."""
         values = as_array(note.values)
         zeros = scratch_tensor("sparse sum.zeros", values.size, torch.float32, note.bits.device)
         pair = (values, as_array(zeros.zero_()))
-        exact, sent = pair if scale > 0 else pair[::-1]
-        return_unsent(as_array(self._residual), note.indices, exact, sent, loss_scale=abs(scale))
+        exact, sent = pair if loss_scale > 0 else pair[::-1]
+        residual = as_array(self._residual)
+        return_unsent(residual, note.indices, exact, sent, loss_scale=abs(loss_scale))
 
     def _note(self, size: int) -> _Note:
         """Return memory for what returns; a step returns as many times as the one before it."""

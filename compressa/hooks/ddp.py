@@ -84,9 +84,9 @@ class DDPHook:
             for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True)
             if gradient.numel()  # what has no elements is in no unit
         }
-        scale, hold_zeros = self._loss_scale, self._hold_zeros
+        loss_scale, hold_zeros = self._loss_scale, self._hold_zeros
         combined = (
-            self.handle.submit(gradients, loss_scale=scale, hold_zeros=hold_zeros)
+            self.handle.submit(gradients, loss_scale=loss_scale, hold_zeros=hold_zeros)
             if gradients
             else _nothing()
         )

@@ -139,8 +139,10 @@ def _check_overflow(codec: Codec, x: torch.Tensor, residual: torch.Tensor, what:
     require(kept, f"{codec.name}: {what} changes the residual of elements that were not sent")
 
 
-def check_feedback(codec: Codec, x: torch.Tensor, residual: torch.Tensor, scale: float) -> None:
-    """Check p = x + scale * residual = decoded + scale * residual afterwards, and encode agrees.
+def check_feedback(
+    codec: Codec, x: torch.Tensor, residual: torch.Tensor, loss_scale: float
+) -> None:
+    """Check p = x + s * residual = decoded + s * residual afterwards, and encode agrees.
 
     Each of p, the error and the two products is rounded once or twice in float32.
 
@@ -148,7 +150,7 @@ def check_feedback(codec: Codec, x: torch.Tensor, residual: torch.Tensor, scale:
         codec: What is checked.
         x: float32[n], contiguous; the gradient, multiplied by the loss scale.
         residual: float32[n], contiguous; unscaled. It stays as it is.
-        scale: The loss scale.
+        loss_scale: The loss scale s.
 
     Raises:
         AssertionError: Something is lost between payload and residual.
@@ -157,9 +159,9 @@ def check_feedback(codec: Codec, x: torch.Tensor, residual: torch.Tensor, scale:
     kept = Guarded(elems, torch.float32, 0)
     kept.tensor.copy_(residual)
     memory = Guarded(codec.wire_bytes(elems), torch.uint8, 0xFF)
-    length = codec.encode_feedback(x, kept.tensor, memory.tensor, DRAW, scale)
+    length = codec.encode_feedback(x, kept.tensor, memory.tensor, DRAW, loss_scale)
     require(memory.intact and kept.intact, f"{name}: encode_feedback wrote outside its memory")
-    corrected = torch.add(x, residual, alpha=scale)
+    corrected = torch.add(x, residual, alpha=loss_scale)
     same = codec.fused.splits_feedback or torch.equal(
         memory.tensor[:length], encoded(codec, corrected)
     )
@@ -167,10 +169,10 @@ def check_feedback(codec: Codec, x: torch.Tensor, residual: torch.Tensor, scale:
     out = decoded(codec, memory.tensor[:length], elems).double()
     if not out.isfinite().all():
         return  # too large for a cast; what becomes of it is checked as overflow
-    after = out + scale * kept.tensor.double()
-    before = x.double() + scale * residual.double()
-    parts = x.abs().double() + scale * residual.abs().double() + out.abs()
-    bound = 6 * _ROUNDING * parts + 4 * scale * _SMALLEST
+    after = out + loss_scale * kept.tensor.double()
+    before = x.double() + loss_scale * residual.double()
+    parts = x.abs().double() + loss_scale * residual.abs().double() + out.abs()
+    bound = 6 * _ROUNDING * parts + 4 * loss_scale * _SMALLEST
     worst = float(((after - before).abs() - bound).max()) if elems else 0.0
     sentence = f"{name}: of {elems} elements, some lose {worst:.3g} between payload and residual"
     require(worst <= 0, sentence)

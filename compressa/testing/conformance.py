@@ -186,8 +186,9 @@ def _check_vectors(codec: Codec, elems: int) -> None:
     for x in (*samples.values(), tiny["denormal"]):
         _do(name, codec_checks.check_decode_add, codec, x)
         _do(name, codec_checks.check_decode_sum, codec, x)
-        for scale in (1.0, 1024.0):
-            _do(name, codec_checks.check_feedback, codec, x * scale, 0.3 * x.flip(0), scale)
+        for loss_scale in (1.0, 1024.0):
+            given = x * loss_scale, 0.3 * x.flip(0), loss_scale
+            _do(name, codec_checks.check_feedback, codec, *given)
 
 
 def _check_memory(compressor: Compressor, settled: Compressor, exchanges: list[str]) -> None:

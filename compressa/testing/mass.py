@@ -174,8 +174,8 @@ def _skip(ledger: MassLedger, world: LoopbackWorld, name: str) -> None:
 def _run(ledger: MassLedger, world: LoopbackWorld, end: int, name: str) -> None:
     """Go on to a step; look at the ledger wherever another compressor comes into force."""
     while world.next_step < end:
-        scale = LOSS_SCALE if world.next_step % 2 else 1.0
-        gradients = model_gradients(world.size, world.next_step, scale)
-        ledger.step(world, gradients, loss_scale=scale)
+        loss_scale = LOSS_SCALE if world.next_step % 2 else 1.0
+        gradients = model_gradients(world.size, world.next_step, loss_scale)
+        ledger.step(world, gradients, loss_scale=loss_scale)
         if world.next_step in (4, *_SWITCHES, end):
             ledger.check(world, f"{name}: after {world.next_step} steps on {world.size} ranks")

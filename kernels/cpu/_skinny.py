@@ -82,7 +82,7 @@ def _ask(builder: Any, rows: Rows, column: Any) -> None:
 
 
 class _Sum:
-    """Rows of M: those of a gradient, to which those of a residual times a scale are added.
+    """Rows of M: those of a gradient, and of a residual times the loss scale, added up.
 
     Whatever is read of M is M in memory from then on.
     """
@@ -96,9 +96,9 @@ class _Sum:
         """A column of all rows, or sixteen columns."""
         values = [row.read(column, lanes) for row in self._x]
         if self._residual:
-            scale = spread(self._builder, self._loss_scale, lanes)
+            factor = spread(self._builder, self._loss_scale, lanes)
             kept = [row.read(column, lanes) for row in self._residual]
-            values = [value + scale * left for value, left in zip(values, kept, strict=True)]
+            values = [value + factor * left for value, left in zip(values, kept, strict=True)]
             for row, value in zip(self._x, values, strict=True):
                 row.write(column, value)
         return values

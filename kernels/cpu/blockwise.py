@@ -281,14 +281,14 @@ class Quantizer:
         """Quantise."""
         values, shape, block = self._values, self._shape, self._block
         codes, scales, offsets, left = self._arrays
-        scale, back = np.float32(loss_scale), factors_of(loss_scale)[1]
+        factor, back = np.float32(loss_scale), factors_of(loss_scale)[1]
 
         def work(low: int, high: int) -> None:
             blocks = slice(low // block, -(-high // block))
             _quantize(
                 values[low:high],
                 None if left is None else left[low:high],
-                scale,
+                factor,
                 back,
                 codes[low * shape.bits // 8 : -(-high * shape.bits // 8)],
                 scales[blocks],

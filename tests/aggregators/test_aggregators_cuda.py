@@ -107,11 +107,11 @@ def history(
     settings: dict[str, Any] = {"exchange": exchange, "unit_bytes": 4096, "device": device}
     world = LoopbackWorld(RANKS, model(dtype), compressor, **settings)
     found: list[Numbers] = []
-    for step, scale in enumerate(SCALES):
+    for step, loss_scale in enumerate(SCALES):
         given = [{n: there(x) for n, x in own.items()} for own in gradients(step, dtype)]
-        means = world.step(given, loss_scale=scale, hold_zeros=step == HOLDING)
+        means = world.step(given, loss_scale=loss_scale, hold_zeros=step == HOLDING)
         found += snapshot(world, means)
-        if scale != 1.0:
+        if loss_scale != 1.0:
             world.rollback()
             found += snapshot(world, means)
     return found

@@ -87,9 +87,9 @@ def test_nothing_is_lost_and_replicas_agree(way: str, name: str) -> None:
             world = world.resized(size)
             ledger.check(world, "when 4 ranks became 3")
         for step in range(5):
-            scale = 1024.0 if step % 2 else 1.0
-            given = model_gradients(size, world.next_step, scale)
-            ledger.step(world, given, loss_scale=scale, skipped=step == 2)
+            loss_scale = 1024.0 if step % 2 else 1.0
+            given = model_gradients(size, world.next_step, loss_scale)
+            ledger.step(world, given, loss_scale=loss_scale, skipped=step == 2)
             ledger.check(world, f"{size} ranks, step {step}")
     for compressor in (CODECS[name], fed(CODECS[name])):
         world = world_of(compressor, way)

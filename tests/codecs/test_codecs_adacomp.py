@@ -10,15 +10,15 @@ from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import generator
 
 
-@pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_gradient_and_residual_count_apart(scale: float) -> None:
+@pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
+def test_gradient_and_residual_count_apart(loss_scale: float) -> None:
     g, e = (torch.randn(600, generator=generator(seed)) for seed in (1, 2))
     codec, residual = AdaComp(bin_elems=60, max_density=1.0), e.clone()
     payload = torch.empty(codec.wire_bytes(600), dtype=torch.uint8)
-    length = codec.encode_feedback(g * scale, residual, payload, DRAW, scale)
+    length = codec.encode_feedback(g * loss_scale, residual, payload, DRAW, loss_scale)
     largest = (e + g).view(-1, 60).abs().amax(dim=1, keepdim=True)
     sent = ((e + g) + g).view(-1, 60).abs() >= largest
-    out = decoded(codec, payload[:length], 600) / scale
+    out = decoded(codec, payload[:length], 600) / loss_scale
     assert torch.equal(out, torch.where(sent.view(-1), e + g, 0.0))
     assert torch.equal(out + residual, e + g)
 

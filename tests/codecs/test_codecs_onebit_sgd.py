@@ -35,17 +35,19 @@ def test_error_and_decoded_vector_are_orthogonal(elems: int, seed: int, what: st
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 200)),
     seed=st.integers(0, 2**31),
-    scale=st.sampled_from([1.0, 1024.0]),
+    loss_scale=st.sampled_from([1.0, 1024.0]),
 )
-def test_residual_of_each_row_sums_to_zero(shape: tuple[int, int], seed: int, scale: float) -> None:
+def test_residual_of_each_row_sums_to_zero(
+    shape: tuple[int, int], seed: int, loss_scale: float
+) -> None:
     codec = OneBitSGD().for_parameter(ParameterInfo(0, "w", shape))
-    x = scale * torch.randn(math.prod(shape), generator=generator(seed))
+    x = loss_scale * torch.randn(math.prod(shape), generator=generator(seed))
     residual = torch.randn(x.numel(), generator=generator(seed + 1))
-    p = x + scale * residual
+    p = x + loss_scale * residual
     payload = torch.empty(codec.wire_bytes(x.numel()), dtype=torch.uint8)
-    codec.encode_feedback(x, residual, payload, DRAW, scale)
+    codec.encode_feedback(x, residual, payload, DRAW, loss_scale)
     for whole, left in zip(p.split(codec.group), residual.double().split(codec.group), strict=True):
-        most = 2.0**-22 / scale * float(whole.double().abs().sum())
+        most = 2.0**-22 / loss_scale * float(whole.double().abs().sum())
         assert abs(float(left[whole < 0].sum())) <= most
         assert abs(float(left[whole >= 0].sum())) <= most
 

@@ -32,7 +32,7 @@ def test_of_too_many_the_largest_are_sent() -> None:
 def test_an_absolute_threshold_does_not_depend_on_the_loss_scale() -> None:
     codec = Threshold(threshold=2.0, max_density=1.0)
     lengths = []
-    for scale in (1.0, 65536.0):
+    for loss_scale in (1.0, 65536.0):
         payload, residual = torch.empty(codec.wire_bytes(2000), dtype=torch.uint8), X.flip(0) / 2
-        lengths.append(codec.encode_feedback(X * scale, residual, payload, DRAW, scale))
+        lengths.append(codec.encode_feedback(X * loss_scale, residual, payload, DRAW, loss_scale))
     assert lengths[0] == lengths[1] < codec.wire_bytes(2000)

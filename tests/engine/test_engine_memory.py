@@ -61,10 +61,10 @@ def cases() -> list[object]:
 @pytest.mark.parametrize(("compressor", "kind"), cases())
 def test_a_step_that_is_done_keeps_no_gradient(compressor: Compressor, kind: str) -> None:
     with engine_of(compressor, kind=kind) as engine:
-        for step, scale in enumerate((None, 8.0)):
+        for step, loss_scale in enumerate((None, 8.0)):
             gradients = bucket(SHAPES, step)
             gone = storages(gradients)
-            engine.wait([engine.submit(gradients, step=step, loss_scale=scale)])
+            engine.wait([engine.submit(gradients, step=step, loss_scale=loss_scale)])
             del gradients
             assert all_are_freed(gone)
         engine.settle()

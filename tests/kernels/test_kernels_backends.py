@@ -194,10 +194,10 @@ def test_unfit_outputs_and_residuals_are_refused() -> None:
         scatter_add(np.zeros(1, np.uint32), np.zeros(1, np.float32), frozen)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf, 1e-40])
-def test_useless_loss_scales_are_refused(scale: float) -> None:
+@pytest.mark.parametrize("loss_scale", [0.0, -1.0, np.nan, np.inf, 1e-40])
+def test_useless_loss_scales_are_refused(loss_scale: float) -> None:
     x = np.zeros(8, np.float32)
     with pytest.raises(ValueError, match="scale"):
         quantize_blockwise(
-            x, np.empty(8, np.uint8), np.empty(1, np.float32), form=FORM, loss_scale=scale
+            x, np.empty(8, np.uint8), np.empty(1, np.float32), form=FORM, loss_scale=loss_scale
         )

@@ -46,14 +46,14 @@ def quantized(
     x: np.ndarray,
     form: Form,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     noise: Noise | None = None,
 ) -> Payload:
     """Codes, scales, offsets, and what is left."""
     blocks, left = block_count(x.size, form.block), copied(residual)
     codes, scales = poisoned(form.code_bytes(x.size), np.uint8), poisoned(blocks, np.float32)
     offsets = poisoned(blocks, np.float32) if form.statistic == "range" else None
-    options: dict[str, Any] = {"noise": noise, "residual": left, "loss_scale": scale}
+    options: dict[str, Any] = {"noise": noise, "residual": left, "loss_scale": loss_scale}
     kernels.quantize_blockwise(x, codes, scales, form=form, offsets=offsets, **options)
     return codes, scales, offsets, left
 
@@ -229,14 +229,14 @@ def test_error_is_at_most_half_a_scale_between_the_extremes(x: F32, form: Form) 
 
 
 @given(moderate, plain_forms, st.integers(0, 99), st.sampled_from((1.0, 1024.0)))
-def test_nothing_is_lost(x: F32, form: Form, seed: int, scale: float) -> None:
+def test_nothing_is_lost(x: F32, form: Form, seed: int, loss_scale: float) -> None:
     residual = residual_for(x, seed)
     assert residual is not None
-    residual /= np.float32(scale)
-    p = x + np.float32(scale) * residual
-    payload = quantized(blockwise, x, form, residual, scale)
+    residual /= np.float32(loss_scale)
+    p = x + np.float32(loss_scale) * residual
+    payload = quantized(blockwise, x, form, residual, loss_scale)
     assert payload[3] is not None
-    total = decoded(payload, x.size, form).astype(np.float64) + scale * payload[3]
+    total = decoded(payload, x.size, form).astype(np.float64) + loss_scale * payload[3]
     assert (np.abs(total - p) <= 2.0**-23 * block_max(p, form.block) + 1e-38).all()
 
 

@@ -69,7 +69,7 @@ def averaged(
     sent: list[Packed],
     form: Form,
     residual: F32 | None,
-    scale: float,
+    loss_scale: float,
     noise: Noise | None = None,
 ) -> list[Any]:
     """Everything that is written: the values, the payload, the residual and what undoes it."""
@@ -77,7 +77,7 @@ def averaged(
     owned = None
     if residual is not None:
         kept = poisoned(x.size, np.float32)
-        owned = Owned(residual.copy(), kept, scale, scale * weight)
+        owned = Owned(residual.copy(), kept, loss_scale, loss_scale * weight)
     with np.errstate(all="ignore"):
         average_blockwise(values, sent, mean, form=form, weight=weight, noise=noise, owned=owned)
     written = [values, *mean, *(owned[:2] if owned else ())]
@@ -98,14 +98,14 @@ def test_one_pass_has_the_bits_of_the_stages(
     count: int,
     form: Form,
     keep: int | None,
-    scale: float,
+    loss_scale: float,
     noise: Noise | None,
     seed: int,
 ) -> None:
     sent, residual = any_payloads(x.size, form, count, seed), residual_for(x, keep)
-    ours = averaged(x, sent, form, residual, scale, noise)
+    ours = averaged(x, sent, form, residual, loss_scale, noise)
     with reference():
-        specified = averaged(x, sent, form, residual, scale, noise)
+        specified = averaged(x, sent, form, residual, loss_scale, noise)
     assert all(same_bits(a, b) for a, b in zip(ours, specified, strict=True))
 
 
@@ -129,7 +129,7 @@ def averaged_together(
     sent: list[list[Packed]],
     form: BlockForm,
     residuals: list[F32 | None],
-    scale: float,
+    loss_scale: float,
     noise: Noise | None,
 ) -> list[list[Any]]:
     """What `averaged` returns of each vector, whose random numbers have its number."""
@@ -150,7 +150,7 @@ def averaged_together(
         BlockwiseParts(parts, form=form, payload_bytes=size),
         kept,
     )
-    scales = {"loss_scale": scale, "mean_loss_scale": scale * weight}
+    scales = {"loss_scale": loss_scale, "mean_loss_scale": loss_scale * weight}
     with np.errstate(all="ignore"):
         average_vectors(batch, payloads, weight=weight, noise=noise, **scales)
     written = [[*vector[:5], undo] for vector, undo in zip(vectors, kept, strict=True)]
@@ -172,16 +172,16 @@ def test_vectors_of_a_list_have_the_bits_of_each_alone(
     count: int,
     form: Form,
     keep: int | None,
-    scale: float,
+    loss_scale: float,
     noise: Noise | None,
 ) -> None:
     sent = [any_payloads(x.size, form, count, seed) for seed, x in enumerate(xs)]
     residuals = [residual_for(x, keep) for x in xs]
     with reference() if specified else nullcontext():
-        together = averaged_together(xs, sent, form, residuals, scale, noise)
+        together = averaged_together(xs, sent, form, residuals, loss_scale, noise)
     for i, (x, theirs, residual) in enumerate(zip(xs, sent, residuals, strict=True)):
         drawn = None if noise is None else noise._replace(parameter=i)
-        alone = averaged(x, theirs, form, residual, scale, drawn)
+        alone = averaged(x, theirs, form, residual, loss_scale, drawn)
         assert all(same_bits(a, b) for a, b in zip(together[i], alone, strict=True))
 
 
@@ -193,13 +193,13 @@ def test_vectors_of_a_list_have_the_bits_of_each_alone(
     st.sampled_from(SCALES),
 )
 def test_means_of_signs_have_the_bits_of_the_stages(
-    xs: list[F32], count: int, block: int, keep: int | None, scale: float
+    xs: list[F32], count: int, block: int, keep: int | None, loss_scale: float
 ) -> None:
     form, residuals = SignForm(block=block), [residual_for(x, keep) for x in xs]
     sent = [any_payloads(x.size, form, count, seed) for seed, x in enumerate(xs)]
-    ours = averaged_together(xs, sent, form, residuals, scale, None)
+    ours = averaged_together(xs, sent, form, residuals, loss_scale, None)
     with reference():
-        specified = averaged_together(xs, sent, form, residuals, scale, None)
+        specified = averaged_together(xs, sent, form, residuals, loss_scale, None)
     for mine, theirs in zip(ours, specified, strict=True):
         assert all(same_bits(a, b) for a, b in zip(mine, theirs, strict=True))
 

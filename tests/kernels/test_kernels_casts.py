@@ -62,13 +62,13 @@ def test_narrow_equals_reference(x: F32, dtype: npt.DTypeLike) -> None:
 @on_every_backend
 @given(gradients(sizes), gradients(sizes), dtypes, st.sampled_from((*SCALES, 0.5)))
 def test_narrow_with_residual_equals_reference(
-    x: F32, others: F32, dtype: npt.DTypeLike, scale: float
+    x: F32, others: F32, dtype: npt.DTypeLike, loss_scale: float
 ) -> None:
     before = np.resize(others, x.size).astype(np.float32)
 
     def run(kernels: Any) -> list[Array]:
         out, residual = poisoned(x.size, dtype), before.copy()
-        kernels.narrow(x, out, residual=residual, loss_scale=scale)
+        kernels.narrow(x, out, residual=residual, loss_scale=loss_scale)
         return [out, residual]
 
     alike("casts", run, reads=[x])

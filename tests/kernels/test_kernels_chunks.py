@@ -34,7 +34,7 @@ def check_absorb(
     x: F32,
     chunk: int,
     seed: int,
-    scale: float,
+    loss_scale: float,
     clear: bool,
     largest: float = FLOAT32_MAX,
     **how: Any,
@@ -44,7 +44,7 @@ def check_absorb(
 
     def run(kernels: Any) -> list[Array]:
         given_x, kept, norms = x.copy(), left.copy(), norms_for(x, chunk)
-        options = {"chunk": chunk, "loss_scale": scale, "clear": clear, "largest": largest}
+        options = {"chunk": chunk, "loss_scale": loss_scale, "clear": clear, "largest": largest}
         kernels.absorb_chunks(given_x, kept, norms, **options)
         return [given_x, kept, norms]
 
@@ -63,9 +63,9 @@ def check_absorb(
     st.sampled_from((FLOAT32_MAX, 1e20, 0.5)),
 )
 def test_absorbing_equals_reference(
-    x: F32, chunk: int, scale: float, clear: bool, seed: int, largest: float
+    x: F32, chunk: int, loss_scale: float, clear: bool, seed: int, largest: float
 ) -> None:
-    check_absorb(x, chunk, seed, scale, clear, largest)
+    check_absorb(x, chunk, seed, loss_scale, clear, largest)
 
 
 @on_every_backend

@@ -45,12 +45,12 @@ def kept(
     x: np.ndarray,
     form: ChunkForm,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     sent: str = "float32",
 ) -> tuple[Array, np.ndarray]:
     value_elems, place_bytes = form.sizes(x.size)
     values, places = poisoned(value_elems, DTYPES[sent]), poisoned(place_bytes, np.uint8)
-    function(x, values, places, form=form, residual=residual, loss_scale=scale)
+    function(x, values, places, form=form, residual=residual, loss_scale=loss_scale)
     return values, places
 
 
@@ -64,13 +64,13 @@ def check_keep(
     x: Array,
     form: ChunkForm,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     sent: str = "float32",
     **how: Any,
 ) -> None:
     def run(kernels: Any) -> list[Array | None]:
         left = copied(residual)
-        return [*kept(kernels.keep_coefficients, x, form, left, scale, sent), left]
+        return [*kept(kernels.keep_coefficients, x, form, left, loss_scale, sent), left]
 
     alike("dct", run, reads=[x], **how)
 

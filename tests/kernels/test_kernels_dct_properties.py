@@ -117,22 +117,22 @@ def test_a_tie_goes_to_the_lower_place() -> None:
 
 
 @given(moderate, forms, st.integers(0, 99), st.sampled_from((1.0, 1024.0)), st.sampled_from(KINDS))
-def test_nothing_is_lost(x: F32, form: ChunkForm, seed: int, scale: float, sent: str) -> None:
+def test_nothing_is_lost(x: F32, form: ChunkForm, seed: int, loss_scale: float, sent: str) -> None:
     residual = residual_for(x, seed)
     assert residual is not None
-    residual /= np.float32(scale)
-    p = x + np.float32(scale) * residual
+    residual /= np.float32(loss_scale)
+    p = x + np.float32(loss_scale) * residual
     before = residual.copy()
-    values, places = kept(keep_coefficients, x, form, residual, scale, sent)
+    values, places = kept(keep_coefficients, x, form, residual, loss_scale, sent)
     out = decoded(values, places, x.size, form)
     if np.isnan(out).any():  # float16 holds no coefficient of some tile: all its mass stays
         assert sent == "float16"
-        waits = np.isnan(out) & (np.abs(p / np.float32(scale)) <= 2.0**9)
-        assert (residual[waits] == (p / np.float32(scale))[waits]).all()
+        waits = np.isnan(out) & (np.abs(p / np.float32(loss_scale)) <= 2.0**9)
+        assert (residual[waits] == (p / np.float32(loss_scale))[waits]).all()
         lost = np.isnan(out) & ~waits
         assert (residual[lost] == before[lost]).all()
         p, out, residual = (some[~np.isnan(out)] for some in (p, out, residual))
-    total = out.astype(np.float64) + scale * residual
+    total = out.astype(np.float64) + loss_scale * residual
     assert (np.abs(total - p) <= 2.0**-22 * (np.abs(p) + np.abs(out)) + 1e-38).all()
 
 

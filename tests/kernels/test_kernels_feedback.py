@@ -21,10 +21,10 @@ DTYPES = (np.float16, np.uint16, np.float32, np.float64)
 MANTISSA_BITS = {np.float16: 10, np.uint16: 7, np.float32: 23, np.float64: 52}
 
 
-def check_absorb(x: F32, residual: F32, scale: float, shift: int = 0) -> None:
+def check_absorb(x: F32, residual: F32, loss_scale: float, shift: int = 0) -> None:
     def run(kernels: Any) -> list[Array]:
         (whole, values), (left, kept) = odd(x, shift), odd(poisoned(x.size, np.float32), shift)
-        kernels.absorb_residual(values, residual, kept, scale)
+        kernels.absorb_residual(values, residual, kept, loss_scale)
         return [whole, left]
 
     whole, left = alike("feedback", run, reads=[residual])
@@ -35,10 +35,10 @@ def check_absorb(x: F32, residual: F32, scale: float, shift: int = 0) -> None:
 
 @on_every_backend
 @given(gradients(), st.integers(0, 99), st.sampled_from(SCALES), st.integers(0, 3))
-def test_absorb_equals_reference(x: F32, seed: int, scale: float, shift: int) -> None:
+def test_absorb_equals_reference(x: F32, seed: int, loss_scale: float, shift: int) -> None:
     residual = residual_for(x, seed)
     assert residual is not None
-    check_absorb(x, residual, scale, shift)
+    check_absorb(x, residual, loss_scale, shift)
 
 
 @on_every_backend

@@ -39,22 +39,32 @@ Keep = tuple[int | None, float]
 
 
 def quantized(
-    function: object, x: np.ndarray, form: Format, block: int, residual: F32 | None, scale: float
+    function: object,
+    x: np.ndarray,
+    form: Format,
+    block: int,
+    residual: F32 | None,
+    loss_scale: float,
 ) -> tuple[np.ndarray, F32]:
     codes = poisoned(x.size, np.uint8)
     scales = poisoned(block_count(x.size, block), np.float32)
     function(  # type: ignore[operator]
-        x, codes, scales, form=form, block=block, residual=residual, loss_scale=scale
+        x, codes, scales, form=form, block=block, residual=residual, loss_scale=loss_scale
     )
     return codes, scales
 
 
 def check_quantize(
-    x: Array, form: Format, block: int, residual: F32 | None = None, scale: float = 1.0, **how: Any
+    x: Array,
+    form: Format,
+    block: int,
+    residual: F32 | None = None,
+    loss_scale: float = 1.0,
+    **how: Any,
 ) -> None:
     def run(kernels: Any) -> list[Array | None]:
         left = copied(residual)
-        return [*quantized(kernels.quantize_fp8, x, form, block, left, scale), left]
+        return [*quantized(kernels.quantize_fp8, x, form, block, left, loss_scale), left]
 
     alike("fp8", run, reads=[x], **how)
 

@@ -52,7 +52,7 @@ def values_of(random: np.random.Generator, shape: tuple[int, int], specials: int
 
 
 def check_factors(
-    name: str, shape: tuple[int, int], r: int, seed: int, kept: bool, scale: float, shift: int
+    name: str, shape: tuple[int, int], r: int, seed: int, kept: bool, loss_scale: float, shift: int
 ) -> None:
     random, length = np.random.default_rng(seed), shape[name == "left_factor"]
     given_x, left = (values_of(random, shape, seed % 3) for _ in range(2))
@@ -62,7 +62,7 @@ def check_factors(
     def run(kernels: Any) -> list[F32]:
         (all_x, x), (all_left, residual) = matrix(given_x, shift), matrix(left, shift)
         all_out, out = matrix(poisoned(due_shape, np.float32), shift)
-        options: dict[str, Any] = {"residual": residual if kept else None, "loss_scale": scale}
+        options: dict[str, Any] = {"residual": residual if kept else None, "loss_scale": loss_scale}
         getattr(kernels, name)(x, factor, out, **options)
         return [all_x, all_left, all_out]
 
@@ -73,9 +73,9 @@ def check_factors(
 @pytest.mark.parametrize("name", ["left_factor", "right_factor"])
 @given(shapes, ranks, seeds, st.booleans(), st.sampled_from(SCALES), shifts)
 def test_factors_equal_reference(
-    name: str, shape: tuple[int, int], r: int, seed: int, kept: bool, scale: float, shift: int
+    name: str, shape: tuple[int, int], r: int, seed: int, kept: bool, loss_scale: float, shift: int
 ) -> None:
-    check_factors(name, shape, r, seed, kept, scale, shift)
+    check_factors(name, shape, r, seed, kept, loss_scale, shift)
 
 
 @on_every_backend
@@ -136,7 +136,7 @@ def check_split(
     shape: tuple[int, int],
     r: int,
     seed: int,
-    scale: float,
+    loss_scale: float,
     held: bool,
     shift: int,
     last: int | None = None,
@@ -150,7 +150,7 @@ def check_split(
     def run(kernels: Any) -> list[F32]:
         all_m, m = matrix(given_m, shift)
         all_left, residual = matrix(left if held else poisoned(shape, np.float32), shift)
-        kernels.split_low_rank(m, p, q, residual, scale, **more)
+        kernels.split_low_rank(m, p, q, residual, loss_scale, **more)
         return [all_m, all_left]
 
     alike("lowrank", run)
@@ -162,12 +162,12 @@ def test_split_equals_reference(
     shape: tuple[int, int],
     r: int,
     seed: int,
-    scale: float,
+    loss_scale: float,
     held: bool,
     shift: int,
     last: int | None,
 ) -> None:
-    check_split(shape, r, seed, scale, held, shift, last)
+    check_split(shape, r, seed, loss_scale, held, shift, last)
 
 
 @on_every_backend

@@ -99,14 +99,14 @@ def quantized(
     xs: list[tuple[Any, F32 | None]],
     form: BlockForm,
     noise: Noise | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     times: int = 1,
 ) -> list[Any]:
     """All that is written for vectors and their residuals."""
     vectors = [vector_for(x, residual, form, number) for number, (x, residual) in enumerate(xs)]
     batch = BlockwiseVectors(vectors, form=form)
     for _ in range(times):
-        kernels.multi_tensor_quantize(batch, noise=noise, loss_scale=scale)
+        kernels.multi_tensor_quantize(batch, noise=noise, loss_scale=loss_scale)
     check_launches(kernels, batch)
     return [array for vector in vectors for array in vector[1:5]]
 
@@ -133,7 +133,7 @@ def test_a_list_equals_reference(
     given_vectors: list[tuple[F32, int | None]],
     kind: str,
     form: BlockForm,
-    scale: float,
+    loss_scale: float,
     noise: Noise | None,
 ) -> None:
     noise = None if isinstance(form, SignForm) else noise
@@ -141,7 +141,10 @@ def test_a_list_equals_reference(
     on_cpu = kind == "float32"
     reads = [x for x, _ in xs]
     alike(
-        "multi_tensor", lambda k: quantized(k, xs, form, noise, scale), reads=reads, on_cpu=on_cpu
+        "multi_tensor",
+        lambda k: quantized(k, xs, form, noise, loss_scale),
+        reads=reads,
+        on_cpu=on_cpu,
     )
 
 

@@ -36,11 +36,15 @@ feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
 
 
 def quantized(
-    function: object, x: np.ndarray, noise: Noise, residual: F32 | None = None, scale: float = 1.0
+    function: object,
+    x: np.ndarray,
+    noise: Noise,
+    residual: F32 | None = None,
+    loss_scale: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     exponents, signs = poisoned(x.size, np.uint8), poisoned((x.size + 7) // 8, np.uint8)
     function(  # type: ignore[operator]
-        x, exponents, signs, noise=noise, residual=residual, loss_scale=scale
+        x, exponents, signs, noise=noise, residual=residual, loss_scale=loss_scale
     )
     return exponents, signs
 
@@ -53,11 +57,11 @@ def round_trip(x: F32, step: int) -> F32:
 
 
 def check_quantize(
-    x: Array, noise: Noise, residual: F32 | None = None, scale: float = 1.0, **how: Any
+    x: Array, noise: Noise, residual: F32 | None = None, loss_scale: float = 1.0, **how: Any
 ) -> None:
     def run(kernels: Any) -> list[Array | None]:
         left = copied(residual)
-        return [*quantized(kernels.natural_quantize, x, noise, left, scale), left]
+        return [*quantized(kernels.natural_quantize, x, noise, left, loss_scale), left]
 
     alike("natural", run, reads=[x], **how)
 

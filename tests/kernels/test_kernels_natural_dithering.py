@@ -49,11 +49,11 @@ def dithered(
     form: Dithering,
     noise: Noise,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     codes = poisoned(form.code_bytes(x.size), np.uint8)
     norms = poisoned(-(-x.size // form.block), np.float32)
-    function(x, codes, norms, form=form, noise=noise, residual=residual, loss_scale=scale)
+    function(x, codes, norms, form=form, noise=noise, residual=residual, loss_scale=loss_scale)
     return codes, norms
 
 
@@ -68,12 +68,12 @@ def check_dither(
     form: Dithering,
     noise: Noise,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     **how: Any,
 ) -> None:
     def run(kernels: Any) -> list[Array | None]:
         left = copied(residual)
-        return [*dithered(kernels.dither, x, form, noise, left, scale), left]
+        return [*dithered(kernels.dither, x, form, noise, left, loss_scale), left]
 
     alike("natural_dithering", run, reads=[x], **how)
 

@@ -31,12 +31,12 @@ Payload = tuple[np.ndarray, F32, F32 | None]
 
 
 def quantized(
-    kernels: Any, x: np.ndarray, block: int, residual: F32 | None = None, scale: float = 1.0
+    kernels: Any, x: np.ndarray, block: int, residual: F32 | None = None, loss_scale: float = 1.0
 ) -> Payload:
     """Bits, scales, and what is left."""
     bits, left = poisoned(sign_bytes(x.size, block), np.uint8), copied(residual)
     scales = poisoned(block_count(x.size, block), np.float32)
-    kernels.sign_quantize(x, bits, scales, block=block, residual=left, loss_scale=scale)
+    kernels.sign_quantize(x, bits, scales, block=block, residual=left, loss_scale=loss_scale)
     return bits, scales, left
 
 
@@ -178,14 +178,14 @@ def test_is_a_contraction_with_exactly_the_stated_constant(x: F32) -> None:
 
 
 @given(moderate, blocks, st.integers(0, 99), st.sampled_from((1.0, 1024.0)))
-def test_nothing_is_lost(x: F32, block: int, seed: int, scale: float) -> None:
+def test_nothing_is_lost(x: F32, block: int, seed: int, loss_scale: float) -> None:
     residual = residual_for(x, seed)
     assert residual is not None
-    residual /= np.float32(scale)
-    p = x + np.float32(scale) * residual
-    payload = quantized(onebit, x, block, residual, scale)
+    residual /= np.float32(loss_scale)
+    p = x + np.float32(loss_scale) * residual
+    payload = quantized(onebit, x, block, residual, loss_scale)
     assert payload[2] is not None
-    total = decoded(payload, x.size, block).astype(np.float64) + scale * payload[2]
+    total = decoded(payload, x.size, block).astype(np.float64) + loss_scale * payload[2]
     assert (np.abs(total - p) <= 2.0**-22 * block_max(p, block) + 1e-38).all()
 
 

@@ -40,11 +40,11 @@ def quantized(
     x: np.ndarray,
     group: int,
     residual: F32 | None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> tuple[np.ndarray, F32]:
     bits = poisoned(group_sign_bytes(x.size, group), np.uint8)
     means = poisoned(2 * block_count(x.size, group), np.float32)
-    function(x, bits, means, group=group, residual=residual, loss_scale=scale)
+    function(x, bits, means, group=group, residual=residual, loss_scale=loss_scale)
     return bits, means
 
 
@@ -55,7 +55,7 @@ def decoded(bits: np.ndarray, means: F32, n: int, group: int) -> F32:
 
 
 def check_quantize(
-    x: Array, group: int, before: F32 | None, scale: float, shift: int = 0, **how: Any
+    x: Array, group: int, before: F32 | None, loss_scale: float, shift: int = 0, **how: Any
 ) -> None:
     """At any address, with something beside all that is written."""
     given_x = odd(x, shift)[1]
@@ -64,7 +64,7 @@ def check_quantize(
         bits, packed = odd(poisoned(group_sign_bytes(x.size, group), np.uint8), shift)
         pairs, means = odd(poisoned(2 * block_count(x.size, group), np.float32), shift)
         left, residual = (None, None) if before is None else odd(before, shift)
-        options = {"residual": residual, "loss_scale": scale}
+        options = {"residual": residual, "loss_scale": loss_scale}
         kernels.two_means_quantize(given_x, packed, means, group=group, **options)
         return [bits, pairs, left]
 

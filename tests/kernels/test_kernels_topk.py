@@ -35,10 +35,10 @@ LARGER = (2047, 2048, 2049, 4099, 16383, 16385, 70_001)
 
 
 def selected(
-    function: object, x: F32, k: int, residual: F32 | None, scale: float = 1.0
+    function: object, x: F32, k: int, residual: F32 | None, loss_scale: float = 1.0
 ) -> tuple[np.ndarray, F32]:
     indices, values = poisoned(k, np.uint32), poisoned(k, np.float32)
-    function(x, k, indices, values, residual=residual, loss_scale=scale)  # type: ignore[operator]
+    function(x, k, indices, values, residual=residual, loss_scale=loss_scale)  # type: ignore[operator]
     return indices, values
 
 
@@ -217,16 +217,16 @@ def test_one_value_that_is_not_finite_undoes_a_large_selection(n: int, place: in
 
 
 @on_every_backend
-@pytest.mark.parametrize("scale", [65536.0, 3.0])
-def test_what_overflows_in_units_of_the_loss_is_kept(scale: float) -> None:
+@pytest.mark.parametrize("loss_scale", [65536.0, 3.0])
+def test_what_overflows_in_units_of_the_loss_is_kept(loss_scale: float) -> None:
     x = np.random.default_rng(3).standard_normal(5000).astype(np.float32)
     residual = np.full(x.size, 1e30, np.float32)
-    residual[7] = np.float32(3e38) / np.float32(scale)
+    residual[7] = np.float32(3e38) / np.float32(loss_scale)
     p = (x * np.float32(2.0**100)).astype(np.float32)
 
     def run(kernels: Any) -> list[Array]:
         left = residual.copy()
-        return [*selected(kernels.select_top_k, p, 90, left, scale), left]
+        return [*selected(kernels.select_top_k, p, 90, left, loss_scale), left]
 
     alike("topk", run)
 
@@ -334,10 +334,12 @@ def test_scatter_add_with_a_bad_index_writes_nothing() -> None:
     assert (out == 0).all()
 
 
-def check_return(residual: F32, indices: Array, exact: F32, sent: F32, scale: float = 1.0) -> F32:
+def check_return(
+    residual: F32, indices: Array, exact: F32, sent: F32, loss_scale: float = 1.0
+) -> F32:
     def run(kernels: Any) -> list[F32]:
         left = residual.copy()
-        kernels.return_unsent(left, indices, exact, sent, loss_scale=scale)
+        kernels.return_unsent(left, indices, exact, sent, loss_scale=loss_scale)
         return [left]
 
     found: F32 = alike("topk", run)[0]
@@ -346,7 +348,7 @@ def check_return(residual: F32, indices: Array, exact: F32, sent: F32, scale: fl
 
 @on_every_backend
 @given(st.sampled_from(SIZES), st.integers(0, 99), st.sampled_from(SCALES))
-def test_return_unsent_equals_reference(k: int, seed: int, scale: float) -> None:
+def test_return_unsent_equals_reference(k: int, seed: int, loss_scale: float) -> None:
     random = np.random.default_rng(seed)
     exact = (random.standard_normal(k) * 50_000).astype(np.float32)
     exact[::3] = 0.5  # of which nothing is lost, so that the residual's -0 stays
@@ -355,7 +357,7 @@ def test_return_unsent_equals_reference(k: int, seed: int, scale: float) -> None
         sent = exact.astype(np.float16).astype(np.float32)
     indices = random.permutation(3 * k)[:k].astype(np.uint32)
     check_return(
-        random.choice([-0.0, 0.7, 5.0], 3 * k).astype(np.float32), indices, exact, sent, scale
+        random.choice([-0.0, 0.7, 5.0], 3 * k).astype(np.float32), indices, exact, sent, loss_scale
     )
 
 

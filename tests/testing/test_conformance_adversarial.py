@@ -39,9 +39,9 @@ def spread(draw: st.DrawFn) -> F32:
 @st.composite
 def scaled_gradients(draw: st.DrawFn) -> tuple[float, F32]:
     """A loss scale, and a gradient that carries it."""
-    scale, specials = draw(st.sampled_from(_SCALED))
-    magnitudes = (1e-38, 1.0) if scale == 1.0 else (1e-6, 1.0, 1e6)
-    return scale, draw(gradients(specials=specials, magnitudes=magnitudes))
+    loss_scale, specials = draw(st.sampled_from(_SCALED))
+    magnitudes = (1e-38, 1.0) if loss_scale == 1.0 else (1e-6, 1.0, 1e6)
+    return loss_scale, draw(gradients(specials=specials, magnitudes=magnitudes))
 
 
 VECTORS = st.one_of(spread(), gradients(specials=(), magnitudes=_MAGNITUDES))
@@ -70,12 +70,12 @@ def test_what_a_payload_lacks_is_in_the_residual(codec: Codec) -> None:
     @settings(max_examples=30, deadline=None, derandomize=True, database=None)
     @given(scaled=scaled_gradients(), seed=st.integers(0, 2**16))
     def holds(scaled: tuple[float, F32], seed: int) -> None:
-        scale, x = scaled
+        loss_scale, x = scaled
         vector = torch.from_numpy(x.copy())
         generator = torch.Generator().manual_seed(seed)
         size = float(vector.abs().clamp(max=1e30).max()) if vector.numel() else 0.0
-        residual = torch.randn(vector.numel(), generator=generator) * size / scale
-        check_feedback(codec, vector, residual, scale)
+        residual = torch.randn(vector.numel(), generator=generator) * size / loss_scale
+        check_feedback(codec, vector, residual, loss_scale)
         check_decode_add(codec, vector)
 
     holds()

@@ -40,14 +40,14 @@ def test_the_estimate_of_a_fixed_gradient_converges_as_fast_as_the_contraction(
 def test_what_arrives_is_the_mean_of_all_estimates() -> None:
     world = LoopbackWorld(3, MODEL, EF21(codec=TopK(density=0.05)))
     for step in range(20):
-        scale = 256.0 if step % 2 else 1.0
-        means = world.step(model_gradients(3, step, scale), loss_scale=scale)
+        loss_scale = 256.0 if step % 2 else 1.0
+        means = world.step(model_gradients(3, step, loss_scale), loss_scale=loss_scale)
         if step % 5 == 4:
             world.rollback()
         for p in MODEL:
             own = [state.vectors[f"ef21/{p.name}"].double() for state in world.states]
             due = torch.stack(own).mean(dim=0)
-            assert torch.allclose(means[0][p.name].double().view(-1) / scale, due, atol=1e-5)
+            assert torch.allclose(means[0][p.name].double().view(-1) / loss_scale, due, atol=1e-5)
             shared = [state.vectors[f"ef21_mean/{p.name}"] for state in world.states]
             assert all(torch.equal(shared[0], other) for other in shared)
 

@@ -55,9 +55,9 @@ def test_a_switch_loses_no_mass(before: Compressor, after: Compressor, size: int
     world = LoopbackWorld(size, MODEL, switched(before, after))
     ledger = MassLedger(world)
     for step in range(12):
-        scale = 64.0 if step % 2 else 1.0
-        gradients = model_gradients(size, step, scale)
-        ledger.step(world, gradients, loss_scale=scale)
+        loss_scale = 64.0 if step % 2 else 1.0
+        gradients = model_gradients(size, step, loss_scale)
+        ledger.step(world, gradients, loss_scale=loss_scale)
         ledger.check(world, f"step {step}")
 
 

@@ -52,8 +52,13 @@ class Book:
     def state(self, kind: str) -> torch.Tensor:
         return self.world.states[0].vectors[f"{kind}/w"]
 
-    def step(self, gradient: torch.Tensor, scale: float = 1.0, *, skipped: bool = False) -> None:
-        out = self.world.step([{"w": gradient * scale}], loss_scale=scale)[0]["w"] / scale
+    def step(
+        self, gradient: torch.Tensor, loss_scale: float = 1.0, *, skipped: bool = False
+    ) -> None:
+        out = (
+            self.world.step([{"w": gradient * loss_scale}], loss_scale=loss_scale)[0]["w"]
+            / loss_scale
+        )
         self.u = self.factor * self.u + gradient
         self.accumulated += self.u
         if skipped:
@@ -73,12 +78,12 @@ def gradient_of(step: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("masking", [True, False])
-@pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_what_is_kept_and_sent_is_the_sum_of_velocities(masking: bool, scale: float) -> None:
+@pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
+def test_what_is_kept_and_sent_is_the_sum_of_velocities(masking: bool, loss_scale: float) -> None:
     """And a step that is skipped returns what was sent and masked."""
     book = Book(masking=masking)
     for step in range(40):
-        book.step(gradient_of(step), scale, skipped=step % 7 == 3)
+        book.step(gradient_of(step), loss_scale, skipped=step % 7 == 3)
         book.check()
 
 

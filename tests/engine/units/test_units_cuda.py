@@ -278,16 +278,16 @@ def history(
     parameters = [ParameterInfo(i, n, shape, dtype) for i, (n, shape) in enumerate(WHOLE.items())]
     settings: dict[str, Any] = {"exchange": exchange, "unit_bytes": 6000, "device": device}
     world, found = LoopbackWorld(3, parameters, compressor, **settings), []
-    for step, scale in enumerate((1.0, 64.0, 1.0)):
+    for step, loss_scale in enumerate((1.0, 64.0, 1.0)):
         random = generator(step)
         given = [
             {
-                n: there((scale * torch.randn(s, generator=random)).to(dtype))
+                n: there((loss_scale * torch.randn(s, generator=random)).to(dtype))
                 for n, s in WHOLE.items()
             }
             for _ in range(3)
         ]
-        means = world.step(given, loss_scale=scale)
+        means = world.step(given, loss_scale=loss_scale)
         if step == 1:
             world.rollback()
         if device == DEVICE:

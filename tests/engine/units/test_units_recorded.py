@@ -251,8 +251,8 @@ def test_a_loss_scale_that_changes_is_noted_and_captured_anew() -> None:
     with emulated_torch():
         bench, bucket = Bench(CODECS["topk"]), torch.zeros(sum(SIZES))
         with bench.counted():
-            for scale in (1.0, 1.0, 1.0, 64.0, 64.0, 64.0):
-                bench.step(bucket, scale)
+            for loss_scale in (1.0, 1.0, 1.0, 64.0, 64.0, 64.0):
+                bench.step(bucket, loss_scale)
         assert (bench.captured, bench.replayed) == (5, 8)
 
 
