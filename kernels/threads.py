@@ -1,10 +1,10 @@
-"""Team: the threads that share one call's work on a large array.
+"""KernelThreads: those that share one call's work on a large array.
 
 A kernel for the CPU is a loop over a slice, and gives the same bits however the array is sliced.
-Whoever owns threads makes a `Team` of them and enlists those that call kernels; a call on a large
-array then offers slices to the team's idle threads while it works itself. Nobody is waited for
-that has not begun, so a team that is busy elsewhere costs nothing, and calls cannot deadlock.
-Without a team the calling thread does all.
+Whoever owns threads makes `KernelThreads` of them and enlists those that call kernels; a call on a
+large array then offers slices to what is idle of them while it works itself. Nobody is waited for
+that has not begun, so threads that are busy elsewhere cost nothing, and calls cannot deadlock.
+Where none are enlisted the calling thread does all.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _SLICES_PER_THREAD = 8  # evens out threads that are held up
 
 
 class _Enlisted(threading.local):
-    """The team of each thread: an attribute that is always there is found five times as fast."""
+    """By thread, who shares its work; an attribute that is always there is found 5 times faster."""
 
-    team: Team | None = None
+    threads: KernelThreads | None = None
 
 
 _enlisted = _Enlisted()
 
 
-class Team:
+class KernelThreads:
     """Threads of a pool that may work on one call at a time each.
 
     Args:
@@ -44,21 +44,21 @@ class Team:
         self._threads = threads
 
     def enlist(self) -> None:
-        """Have all further calls of the current thread share their work with this team."""
-        _enlisted.team = self
+        """Have all further calls of the current thread share their work with these."""
+        _enlisted.threads = self
 
     @contextmanager
     def enlisted(self) -> Iterator[None]:
         """Enlist the current thread for a while."""
-        before = _enlisted.team
+        before = _enlisted.threads
         self.enlist()
         try:
             yield
         finally:
-            _enlisted.team = before
+            _enlisted.threads = before
 
     def run(self, work: Work, slices: list[tuple[int, int]]) -> None:
-        """Do all slices, on this thread and on whoever of the team is idle."""
+        """Do all slices, on this thread and on whichever is idle."""
         remaining = iter(slices)  # next() on a list's iterator is atomic
 
         def take() -> None:
@@ -84,15 +84,15 @@ class Team:
 
 
 def over_slices(size: int, multiple: int, work: Work) -> None:
-    """Call ``work(low, high)`` on slices that cover 0 to ``size``, on the current thread's team.
+    """Call ``work(low, high)`` on slices of 0 to ``size``, by all whom the current thread enlisted.
 
     Args:
         size: Number of elements.
         multiple: Slices begin on multiples of this.
         work: A kernel on one slice; it releases the GIL, and slices do not depend on each other.
     """
-    team = _enlisted.team
-    if team is None or size < SHARED_ELEMS:
+    threads = _enlisted.threads
+    if threads is None or size < SHARED_ELEMS:
         work(0, size)
     else:
-        team.run(work, team.cut(size, multiple))
+        threads.run(work, threads.cut(size, multiple))

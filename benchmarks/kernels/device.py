@@ -53,7 +53,7 @@ class BenchDevice:
 
 
 def _add(updated: torch.Tensor, source: torch.Tensor) -> None:
-    """Add in place; the current thread's team shares the work as kernels share theirs."""
+    """Add in place; threads share the work as they share that of kernels."""
     a, b = updated.numpy(), source.numpy()
     over_slices(a.size, 16, lambda low, high: _update(a[low:high], b[low:high]))
 

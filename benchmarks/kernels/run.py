@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from compressa.kernels import KernelUnavailable
-from compressa.kernels.threads import Team
+from compressa.kernels.threads import KernelThreads
 
 from benchmarks.kernels.cases import Case, Peer, PeerUnavailable
 from benchmarks.kernels.device import CPU, BenchDevice, caches_bytes
@@ -105,7 +105,10 @@ class Bench:
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            with ThreadPoolExecutor(self._threads) as pool, Team(pool, self._threads).enlisted():
+            with (
+                ThreadPoolExecutor(self._threads) as pool,
+                KernelThreads(pool, self._threads).enlisted(),
+            ):
                 yield
         finally:
             torch.set_num_threads(before)

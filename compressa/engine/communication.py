@@ -19,7 +19,7 @@ from compressa.engine.inline import Inline
 from compressa.engine.sharing.gate import Gate
 from compressa.engine.task import Task, at
 from compressa.errors import CompressaError, Timeout, TransportError
-from compressa.kernels.threads import Team
+from compressa.kernels.threads import KernelThreads
 from compressa.schedulers import Plan
 from compressa.transports.base import Transport
 from compressa.transports.reactor import Reactor
@@ -78,7 +78,8 @@ class Communication:
         self._pool = ThreadPoolExecutor(
             threads, thread_name_prefix="compressa-codec", initializer=self._enlist
         )
-        self._team = Team(self._pool, threads)  # what idles helps with a large unit
+        # What idles helps with a large unit.
+        self._kernel_threads = KernelThreads(self._pool, threads)
         self._driver = Driver(
             transport,
             self._compute,
@@ -266,7 +267,7 @@ class Communication:
 
     def _enlist(self) -> None:
         self._device_stream.adopt()
-        self._team.enlist()
+        self._kernel_threads.enlist()
 
     def _run(self) -> None:
         self._device_stream.adopt()

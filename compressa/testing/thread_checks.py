@@ -14,7 +14,7 @@ import torch
 from compressa.codecs.base import Codec
 from compressa.compressor import Compressor
 from compressa.engine.units.lockstep import Lockstep
-from compressa.kernels.threads import Team
+from compressa.kernels.threads import KernelThreads
 from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW
 from compressa.testing.inputs import generator
@@ -34,7 +34,7 @@ def check_codec_threads(codec: Codec) -> None:
     x = torch.randn(_ELEMS, generator=generator(1))
     alone = _all_ways(codec, x)
     for threads in _THREADS:
-        with team(threads):
+        with kernel_threads(threads):
             shared = _all_ways(codec, x)
         for what, bits in alone.items():
             sentence = f"{codec.name}: {what} gives other bits on {threads} threads than on one"
@@ -49,16 +49,16 @@ def check_threads(compressor: Compressor) -> None:
     """
     alone = _two_steps(compressor)
     for threads in _THREADS:
-        with team(threads):
+        with kernel_threads(threads):
             shared = _two_steps(compressor)
         sentence = f"{compressor.name}: means have other bits on {threads} threads than on one"
         require(same_bits(alone, shared), sentence)
 
 
 @contextmanager
-def team(threads: int) -> Iterator[None]:
+def kernel_threads(threads: int) -> Iterator[None]:
     """Have the current thread share its large calls with others, `threads` in all."""
-    with ThreadPoolExecutor(threads) as pool, Team(pool, threads).enlisted():
+    with ThreadPoolExecutor(threads) as pool, KernelThreads(pool, threads).enlisted():
         yield
 
 

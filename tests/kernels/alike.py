@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from compressa.kernels import KernelUnavailable, reference
 from compressa.kernels.cuda._device import device, running_on
-from compressa.kernels.threads import Team
+from compressa.kernels.threads import KernelThreads
 from emulated_cuda import Emulated
 from kernel_cases import poisoned, same_bits
 from mirrored_cuda import Mirrored
@@ -72,7 +72,7 @@ def alike_in_threads(run: Callable[[], Sequence[Any]]) -> None:
         run: Calls kernels on large arrays; returns all arrays that they were given to write to.
     """
     alone = run()
-    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+    with ThreadPoolExecutor(3) as pool, KernelThreads(pool, 4).enlisted():
         together = run()
     assert [_same(*pair) for pair in zip(together, alone, strict=True)] == [True] * len(alone)
 

@@ -13,7 +13,7 @@ from compressa.kernels import scatter_add, select_above, select_at
 from compressa.kernels.cuda import _select
 from compressa.kernels.cuda._device import HOME, source_text
 from compressa.kernels.select import Unit
-from compressa.kernels.threads import Team
+from compressa.kernels.threads import KernelThreads
 from emulated_cuda import on_emulated_cuda, run_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,11 +43,11 @@ def above(
     threshold: float,
     room: int,
     residual: F32 | None,
-    scale: float,
+    loss_scale: float,
     unit: str = "one",
 ) -> tuple[np.ndarray, F32]:
     indices, values = poisoned(room, np.uint32), poisoned(room, np.float32)
-    options = {"unit": unit, "residual": residual, "loss_scale": scale}
+    options = {"unit": unit, "residual": residual, "loss_scale": loss_scale}
     count = function(x, threshold, indices, values, **options)
     assert 0 <= count <= room
     assert same_bits(indices[count:], poisoned(room - count, np.uint32))
@@ -137,7 +137,7 @@ def test_a_threshold_may_be_minus_zero_or_too_large_or_infinite(
 def test_select_above_does_not_depend_on_threads(unit: str, bad: bool) -> None:
     x = np.random.default_rng(4).standard_t(3, 1_000_003).astype(np.float32)
     x[999_999] = np.inf if bad else 1.0
-    with ThreadPoolExecutor(3) as pool, Team(pool, 3).enlisted():
+    with ThreadPoolExecutor(3) as pool, KernelThreads(pool, 3).enlisted():
         check_above(x, 0.7, 20_000, (5, 3.0), unit, large=True)
 
 
@@ -283,15 +283,15 @@ def test_select_at_equals_reference(x: F32, kind: str, keep: Keep, data: st.Data
 
 @on_every_backend
 @pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 65536.0])
-def test_select_at_of_more_than_all_threads_equals_reference(bad: bool, scale: float) -> None:
+@pytest.mark.parametrize("loss_scale", [1.0, 65536.0])
+def test_select_at_of_more_than_all_threads_equals_reference(bad: bool, loss_scale: float) -> None:
     random = np.random.default_rng(2)
     x = random.standard_normal(50_003).astype(np.float32)
     x[49_999] = np.nan if bad else 3e38
     indices = np.flatnonzero(random.random(x.size) < 0.4).astype(np.uint32)
     for seed in (None, 5):
-        check_at(x, indices, (seed, scale))
-        check_at(x, indices[:0], (seed, scale))
+        check_at(x, indices, (seed, loss_scale))
+        check_at(x, indices[:0], (seed, loss_scale))
 
 
 @on_every_backend
@@ -301,7 +301,7 @@ def test_select_at_does_not_depend_on_threads(bad: bool) -> None:
     x = random.standard_normal(1_000_003).astype(np.float32)
     x[999_999] = np.nan if bad else 1.0
     indices = np.flatnonzero(random.random(x.size) < 0.01).astype(np.uint32)
-    with ThreadPoolExecutor(3) as pool, Team(pool, 3).enlisted():
+    with ThreadPoolExecutor(3) as pool, KernelThreads(pool, 3).enlisted():
         check_at(x, indices, (5, 1.0), large=True)
 
 

@@ -112,8 +112,8 @@ def launched_here() -> int:
 def work_alone() -> None:
     """Have torch's operators use this thread only, when this thread calls them.
 
-    Else every worker would have a team of its own. Other threads keep the user's setting: torch
-    sets it for the current thread and for those to come, so another thread puts that back.
+    Else every worker would have threads of torch's own. Other threads keep the user's setting:
+    torch sets it for the current thread and for those to come, so another thread puts that back.
     """
     with _SETTING:  # else the next thread would take the 1 for the user's setting
         usual = torch.get_num_threads()  # which also settles this thread's own number

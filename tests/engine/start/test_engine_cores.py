@@ -58,7 +58,7 @@ def _observed(config: Any) -> dict[str, Any]:
     def watched(self: UnitRuntime, gradients: Any) -> list[torch.Tensor]:
         values = collect(self, gradients)
         before = _threads_of_libraries()
-        torch.ones(1 << 20).add_(1.0)  # large enough for a team of torch's
+        torch.ones(1 << 20).add_(1.0)  # large enough for threads of torch's own
         made = len(_lasting(_threads_of_libraries() - before))
         seen[threading.current_thread().name] = (torch.get_num_threads(), made)
         return values
