@@ -96,12 +96,13 @@ class Ranks:
         self.folder = Path(self._temporary.name)
         path = self.folder / "driver"
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-                door.bind(str(path))
-                door.listen(count)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(path))
+                listener.listen(count)
                 self._started = start(path)
                 end_s = time.monotonic() + start_s
-                self.version: str = self._replies("hello", end_s, "did not start", door=[door])[0]
+                hello = self._replies("hello", end_s, "did not start", listening=[listener])
+                self.version: str = hello[0]
             path.unlink()
         except BaseException:
             self.close()
@@ -158,7 +159,7 @@ class Ranks:
         end_s: float,
         missing: str,
         noted: Noted = _ignore,
-        door: Sequence[socket.socket] = (),
+        listening: Sequence[socket.socket] = (),
     ) -> list[Any]:
         """Wait for one of each rank, and return what they tell, by rank."""
         found: dict[int, Any] = {}
@@ -170,7 +171,7 @@ class Ranks:
                 raise RankError(
                     f"ranks {late} {missing} within {waited_s:.0f} s{self._last_words()}"
                 )
-            for reply in self._heard(door):
+            for reply in self._heard(listening):
                 if reply.kind == "failed":
                     self._raise_if_dead(_EPITAPH_S)
                     raise RankError(f"rank {reply.rank} {missing}: {reply.told}")
@@ -181,10 +182,10 @@ class Ranks:
             self._raise_if_dead()
         return [found[rank] for rank in sorted(found)]
 
-    def _heard(self, door: Sequence[socket.socket]) -> list[Reply]:
-        """Return what has come within a moment; let in who is at the door."""
+    def _heard(self, listening: Sequence[socket.socket]) -> list[Reply]:
+        """Return what has come within a moment; let in who connects."""
         replies = []
-        for ready in wait([*self._lines, *door], _POLL_S):
+        for ready in wait([*self._lines, *listening], _POLL_S):
             if isinstance(ready, socket.socket):
                 self._lines.append(Connection(ready.accept()[0].detach()))
                 continue

@@ -73,7 +73,7 @@ class Zygote:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
-        self.python, door = warm_python(Path(self._folder.name))
+        self.python, listener = warm_python(Path(self._folder.name))
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = os.environ | {
             "GLOO_SOCKET_IFNAME": "lo",
@@ -87,16 +87,16 @@ class Zygote:
                 str(Path(__file__).with_name("_rank_zygote.py")),
                 str(theirs.fileno()),
                 json.dumps(sys.path),
-                str(door.fileno()),
+                str(listener.fileno()),
             ],
-            pass_fds=[theirs.fileno(), door.fileno()],
+            pass_fds=[theirs.fileno(), listener.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches the tests only; they close the socket
         )
         theirs.close()
-        door.close()
+        listener.close()
         self._link.settimeout(_START_S)
         assert self._answer() == {"threads": 1}, "a fork would lose the other threads"
 

@@ -82,16 +82,18 @@ class MpiGroup(Group):
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         output = folder / "output"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind(str(folder / "door"))
-            door.listen(size)
-            door.settimeout(_START_S)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(folder / "socket"))
+            listener.listen(size)
+            listener.settimeout(_START_S)
             with output.open("wb") as stream:
-                self.mpiexec = _start(size, zygote.python, folder / "door", faults, stream.fileno())
+                self.mpiexec = _start(
+                    size, zygote.python, folder / "socket", faults, stream.fileno()
+                )
             self.processes: list[Process] = []
             try:
                 for _ in range(size):
-                    link = door.accept()[0]
+                    link = listener.accept()[0]
                     place, pid = json.loads(link.recv(MESSAGE_BYTES))
                     self.processes.append(MpiProcess(size - 1 - place, link, pid, output))
             except TimeoutError:
@@ -117,10 +119,10 @@ class MpiGroup(Group):
 
 
 def _start(
-    size: int, python: str, door: Path, faults: bool, output: int
+    size: int, python: str, path: Path, faults: bool, output: int
 ) -> subprocess.Popen[bytes]:
     assert MPIEXEC is not None
-    rank = [python, __file__, str(door), json.dumps(sys.path)]
+    rank = [python, __file__, str(path), json.dumps(sys.path)]
     how: list[str] = []
     if faults:
         how = ["-disable-auto-cleanup"]

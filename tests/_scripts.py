@@ -1,4 +1,4 @@
-"""Forks a process for each script that somebody asks for at a door, by `_warm`."""
+"""Forks a process for each script that somebody asks for at a socket, by `_warm`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def warm_python(folder: Path) -> tuple[str, socket.socket]:
     """Make a program that asks for what `python` would do; return its path, and where it asks."""
     program = folder / "python"
     words = [sys.executable, "-IS", str(Path(__file__).with_name("_warm.py"))]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$0.door" "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$0.socket" "$@"\n')
     program.chmod(0o755)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.bind(f"{program}.door")
-    door.listen()
-    return str(program), door
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(f"{program}.socket")
+    listener.listen()
+    return str(program), listener
 
 
 class Scripts:
@@ -44,13 +44,13 @@ class Scripts:
 
     Args:
         control: Whoever else this process listens to.
-        door: Where scripts are asked for.
+        listener: Where scripts are asked for.
     """
 
-    def __init__(self, control: socket.socket, door: socket.socket) -> None:
+    def __init__(self, control: socket.socket, listener: socket.socket) -> None:
         self._waiting = selectors.DefaultSelector()
         self._waiting.register(control, _READ)
-        self._waiting.register(door, _READ, self._start)
+        self._waiting.register(listener, _READ, self._start)
         self._running: set[int] = set()
 
     def serve(self) -> None:
@@ -66,8 +66,8 @@ class Scripts:
         for pid in self._running:
             os.kill(pid, signal.SIGKILL)
 
-    def _start(self, door: socket.socket) -> None:
-        link = door.accept()[0]
+    def _start(self, listener: socket.socket) -> None:
+        link = listener.accept()[0]
         data, fds, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, _MOST_FILES)
         if not data:  # it was killed before it could ask
             link.close()

@@ -28,16 +28,16 @@ def inherited() -> list[int]:
     return found
 
 
-def main(door: str, *words: str) -> None:
+def main(path: str, *words: str) -> None:
     """Have it done; end as it ends."""
     if words[0] == "-I":  # a Python that is to see nothing of others
         os.execv(sys.executable, [sys.executable, *words])
     files = inherited()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-        link.connect(door)
+        link.connect(path)
         spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
         request = {
-            "program": door.removesuffix(".door"),
+            "program": path.removesuffix(".socket"),
             "words": words,
             "environment": dict(os.environ),
             "folder": os.getcwd(),

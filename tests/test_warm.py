@@ -58,6 +58,6 @@ def test_a_script_ends_with_whoever_asked_for_it(pools: Pools, tmp_path: Path) -
 
 def test_who_says_nothing_disturbs_nobody(pools: Pools, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        silent.connect(f"{pools.zygote.python}.door")
+        silent.connect(f"{pools.zygote.python}.socket")
     done = subprocess.run([pools.zygote.python, "-c", "print(1)"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "1\n")

@@ -24,7 +24,7 @@ from harness.wire import Wire
 
 T = TypeVar("T")
 
-_GCS_PORT, _DOOR_PORT = 6379, 6380  # every host has all of its ports for itself
+_GCS_PORT, _LISTENING_PORT = 6379, 6380  # every host has all of its ports for itself
 _RECEIVER = "receiver"
 _STORE_BYTES = 1 << 30
 _FOLDER = "/dev/shm/ray"
@@ -74,13 +74,13 @@ def first(path: str, own: str) -> None:
     """Measure rows until the driver has no more."""
     import ray
 
-    with socket.create_server((own, _DOOR_PORT)) as door, _node(own, _HEAD):
+    with socket.create_server((own, _LISTENING_PORT)) as listener, _node(own, _HEAD):
         address = f"{own}:{_GCS_PORT}"
         # Ray has several kinds of errors for a node that is not up yet.
         _tried(
             lambda: ray.init(address=address, _node_ip_address=own, log_to_driver=False), Exception
         )
-        line, _ = door.accept()
+        line, _ = listener.accept()
         with line:
             line.sendall(b"!")
             _tried(_check_nodes, TimeoutError)
@@ -91,7 +91,7 @@ def first(path: str, own: str) -> None:
 
 def second(other: str, own: str) -> None:
     """Wait for the first host's word, run a node, and end it when that connection ends."""
-    with _tried(lambda: socket.create_connection((other, _DOOR_PORT)), OSError) as line:
+    with _tried(lambda: socket.create_connection((other, _LISTENING_PORT)), OSError) as line:
         if not line.recv(1):
             return
         resources = f'{{"{_RECEIVER}": 1}}'

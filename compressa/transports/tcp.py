@@ -296,7 +296,7 @@ def open_tcp(setup: Setup) -> TcpTransport:
         setup.all_gather,
         setup.start_s,
         setup.connections + lowers,
-        settings.keys.named("door").secret,
+        settings.keys.named("handshake").secret,
     )
     lowered = None
     if lowers:  # the reactor's carries signs of life alone

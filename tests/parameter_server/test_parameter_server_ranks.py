@@ -183,7 +183,7 @@ def run_example() -> int:
 
 
 def train_besieged(*, config: Any, keys: Keys, late_s: float) -> dict[str, Any]:
-    """As `train`, with attackers at the door while the others are late, and afterwards.
+    """As `train`, with attackers who connect while the others are late, and afterwards.
 
     Returns also by how much the memory of this process has grown, and how long opening took.
     """
@@ -259,7 +259,7 @@ def _shout(seat: Seat, over: threading.Event) -> None:
 
 
 def _echo(seat: Seat, over: threading.Event) -> None:
-    """Give back what the door says, as if that were a proof."""
+    """Give back what is said to whoever connects, as if that were a proof."""
     while not over.wait(0.01):
         with contextlib.suppress(OSError), socket.create_connection(seat, 1.0) as link:
             link.settimeout(0.2)
@@ -393,7 +393,7 @@ def test_a_late_worker_is_named_by_all(pools: Pools) -> None:
         assert "step 2" in seen["message"], seen
 
 
-def test_attackers_at_the_door_change_nothing_and_take_little(
+def test_attackers_who_connect_change_nothing_and_take_little(
     fresh: Callable[[int], Group],
 ) -> None:
     """Crowds, drips, absurd lengths and echoes, while the workers that are due are late."""

@@ -127,7 +127,7 @@ def open_control(
             _CONTROL_EPOCH,
             all_gather,
             exchange.start_wait_s,
-            secret=keys.named("control door").secret,
+            secret=keys.named("control handshake").secret,
         )
 
     keys, sockets = call.run(connect, failure)

@@ -111,8 +111,8 @@ def resources() -> Mapping[str, int]:
 def train_among_strangers(*, config: Any, wire: list[int], steps: int = 20) -> dict[str, Any]:
     """Train while strangers connect to wherever this process listens, and send some bytes.
 
-    They come to the transport's door before the ranks do, and to what is open afterwards, but for
-    the store of torch's launcher, in every step.
+    They come to where the transport listens before the ranks do, and to what is open afterwards,
+    but for the store of torch's launcher, in every step.
     """
     data, strangers = bytes(wire), list[socket.socket]()
     wait = Entrance.wait
@@ -341,7 +341,7 @@ def test_training_goes_on_among_strangers(fresh: Callable[[int], Group]) -> None
     plain = group.run(train, config=config, steps=20)
     assert same([r["parameters"] for r in results]) == same([r["parameters"] for r in plain])
     refused = results[0]["logged"]
-    assert len(refused) == 2  # at the door of the control channel, and of the transport
+    assert len(refused) == 2  # by the control channel, and by the transport
     for said in refused:
         assert said.startswith("compressa.transports.handshake: rank 0 refused a connection from ")
     assert results[1]["logged"] == []  # nobody has to be let in there

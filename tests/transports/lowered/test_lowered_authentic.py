@@ -151,7 +151,7 @@ def _behind(check: Check) -> Check:
         Keys(1, b"another secret").to(0, NUMBER),
         Keys(1, SECRET).to(0, NUMBER + 1),
         Keys(1, SECRET).coming_from(0, NUMBER),
-        Keys(1, SECRET).named("door").to(0, NUMBER),
+        Keys(1, SECRET).named("handshake").to(0, NUMBER),
         Keys(1).to(0, NUMBER),
     ],
     ids=["secret", "connection", "direction", "purpose", "checksum"],
