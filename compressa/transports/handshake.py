@@ -2,8 +2,8 @@
 
 The called rank sends a nonce; the caller answers with its rank, which of its connections this is,
 the epoch, a nonce of its own and a proof over all of it; the called rank answers with its proof. A
-proof names both ranks, the connection, the epoch and the role, so that it serves once, in one
-place. Whoever fails is sent away, which is logged, and whoever says nothing delays nobody.
+proof names both ranks, the connection, the epoch and the role, so that it serves once, for
+one connection. Whoever fails is sent away, which is logged, and who says nothing delays nobody.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SAID_NOTHING = "it did not prove itself in time"
 _log = logging.getLogger(__name__)
 
 
-class Place(NamedTuple):
-    """A connection that a rank is to have.
+class ConnectionId(NamedTuple):
+    """Which connection of a rank.
 
     Attributes:
         peer: Rank at the other end.
@@ -74,12 +74,12 @@ class Handshake(NamedTuple):
         text = role + struct.pack("<IIII", self.epoch, caller, callee, number) + nonces
         return hmac.digest(self.secret, text, "sha256")
 
-    def knock(self, link: socket.socket, place: Place, end_s: float) -> None:
+    def knock(self, link: socket.socket, connection: ConnectionId, end_s: float) -> None:
         """Prove this rank to a peer that was called, and have it prove itself; blocks.
 
         Args:
             link: A connected socket, which blocks without a timeout afterwards.
-            place: The peer, and which connection to it this is.
+            connection: The peer, and which connection to it this is.
             end_s: Until when, on `time.monotonic`.
 
         Raises:
@@ -88,11 +88,11 @@ class Handshake(NamedTuple):
         """
         theirs = _receive(link, _NONCE_BYTES, end_s)
         nonces = theirs + secrets.token_bytes(_NONCE_BYTES)
-        proof = self.proof(b"caller", self.rank, *place, nonces)
+        proof = self.proof(b"caller", self.rank, *connection, nonces)
         own = nonces[_NONCE_BYTES:]
-        link.sendall(_HELLO.pack(_MAGIC, self.epoch, self.rank, place.number, own, proof))
+        link.sendall(_HELLO.pack(_MAGIC, self.epoch, self.rank, connection.number, own, proof))
         answer = _receive(link, _PROOF_BYTES, end_s)
-        if not hmac.compare_digest(answer, self.proof(b"callee", self.rank, *place, nonces)):
+        if not hmac.compare_digest(answer, self.proof(b"callee", self.rank, *connection, nonces)):
             raise ConnectionError("it does not know the secret")
         link.settimeout(None)
 
@@ -110,8 +110,8 @@ class _Guest:
         link.setblocking(False)
         link.sendall(self._nonce)  # a new connection has room for it
 
-    def listen(self, handshake: Handshake, missing: Sequence[Place]) -> Place | None:
-        """Take what has come; return its place once that is proved.
+    def listen(self, handshake: Handshake, missing: Sequence[ConnectionId]) -> ConnectionId | None:
+        """Take what has come; return which it is once that is proved.
 
         Raises:
             OSError: It gave up, or is a stranger.
@@ -120,17 +120,17 @@ class _Guest:
         if len(self._hello) < _HELLO.size:
             return None
         magic, epoch, peer, number, theirs, proof = _HELLO.unpack(self._hello)
-        place, nonces = Place(peer, number), self._nonce + theirs
+        connection, nonces = ConnectionId(peer, number), self._nonce + theirs
         expected = handshake.proof(b"caller", peer, handshake.rank, number, nonces)
         if magic != _MAGIC:
             raise ConnectionError("it does not speak this protocol")
         if not hmac.compare_digest(proof, expected):
             raise ConnectionError("it does not know the secret")
-        if epoch != handshake.epoch or place not in missing:
+        if epoch != handshake.epoch or connection not in missing:
             raise ConnectionError("it is not expected, or is here already")
         self.link.sendall(handshake.proof(b"callee", peer, handshake.rank, number, nonces))
         self.link.setblocking(True)
-        return place
+        return connection
 
 
 class Entrance:
@@ -141,11 +141,11 @@ class Entrance:
     Args:
         handshake: Who this rank is, and what the others must know.
         listener: Where they connect to; not closed here.
-        expected: Their places.
+        expected: Which of them.
     """
 
     def __init__(
-        self, handshake: Handshake, listener: socket.socket, expected: Sequence[Place]
+        self, handshake: Handshake, listener: socket.socket, expected: Sequence[ConnectionId]
     ) -> None:
         self._handshake = handshake
         self._listener = listener
@@ -155,11 +155,11 @@ class Entrance:
         self._refused = 0
         self._selector = selectors.DefaultSelector()
 
-    def wait(self, links: dict[Place, socket.socket], end_s: float) -> None:
+    def wait(self, links: dict[ConnectionId, socket.socket], end_s: float) -> None:
         """Wait for every expected connection; once.
 
         Args:
-            links: Gets a blocking socket for each place, as it comes, to be closed by the caller.
+            links: Gets a blocking socket for each, as it comes, to be closed by the caller.
             end_s: Until when, on `time.monotonic`.
 
         Raises:
@@ -178,9 +178,9 @@ class Entrance:
                 more = self._refused - _MOST_LOGGED
                 _log.warning("rank %d refused %d more connections", self._handshake.rank, more)
 
-    def _receive_guests(self, links: dict[Place, socket.socket], end_s: float) -> None:
+    def _receive_guests(self, links: dict[ConnectionId, socket.socket], end_s: float) -> None:
         if time.monotonic() >= end_s:
-            ranks = sorted({place.peer for place in self._missing})
+            ranks = sorted({peer for peer, _ in self._missing})
             names = ", ".join(map(str, ranks))
             raise Timeout(tuple(ranks), f"ranks {names} did not connect in time")
         for key, _ in self._selector.select(time_left(end_s)):
@@ -206,15 +206,15 @@ class Entrance:
             self._guests.append(guest)
             self._selector.register(link, selectors.EVENT_READ, guest)
 
-    def _hear(self, guest: _Guest, links: dict[Place, socket.socket]) -> None:
+    def _hear(self, guest: _Guest, links: dict[ConnectionId, socket.socket]) -> None:
         try:
-            place = guest.listen(self._handshake, self._missing)
+            connection = guest.listen(self._handshake, self._missing)
         except OSError as error:
             self._refuse(guest, error.strerror or str(error))
             return
-        if place is not None:
-            self._missing.remove(place)
-            links[place] = self._part_with(guest)
+        if connection is not None:
+            self._missing.remove(connection)
+            links[connection] = self._part_with(guest)
 
     def _refuse(self, guest: _Guest, why: str) -> None:
         self._part_with(guest).close()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from compressa.errors import PeerLost, Timeout, TransportError
 from compressa.transports import forks
-from compressa.transports.handshake import Entrance, Handshake, Place, time_left
+from compressa.transports.handshake import ConnectionId, Entrance, Handshake, time_left
 
 AllGather = Callable[[bytes, str, float], list[bytes]]
 
@@ -79,23 +79,23 @@ def connect_mesh(
         handshake = Handshake(
             rank, epoch, secret or bytes.fromhex(json.loads(answers[0])["secret"])
         )
-        links: dict[Place, socket.socket] = {}
+        links: dict[ConnectionId, socket.socket] = {}
         undo.callback(_close_all, links)
         numbers = range(connections)
-        for place in _places(range(rank), numbers):
-            links[place] = _connect(handshake, place, seats[place.peer], end_s)
-        Entrance(handshake, listener, _places(range(rank + 1, size), numbers)).wait(links, end_s)
+        for each in _wanted(range(rank), numbers):
+            links[each] = _connect(handshake, each, seats[each.peer], end_s)
+        Entrance(handshake, listener, _wanted(range(rank + 1, size), numbers)).wait(links, end_s)
         listener.close()
         undo.pop_all()
         others = [peer for peer in range(size) if peer != rank]
-        return {peer: [links[place] for place in _places([peer], numbers)] for peer in others}
+        return {peer: [links[each] for each in _wanted([peer], numbers)] for peer in others}
 
 
-def _places(peers: Iterable[int], numbers: Iterable[int]) -> list[Place]:
-    return list(starmap(Place, product(peers, numbers)))
+def _wanted(peers: Iterable[int], numbers: Iterable[int]) -> list[ConnectionId]:
+    return list(starmap(ConnectionId, product(peers, numbers)))
 
 
-def _close_all(links: dict[Place, socket.socket]) -> None:
+def _close_all(links: dict[ConnectionId, socket.socket]) -> None:
     for link in links.values():
         link.close()
 
@@ -130,12 +130,12 @@ def local_address() -> str:
     if name:
         return interface_address(name)
     with contextlib.suppress(OSError):
-        for family, _, _, _, place in socket.getaddrinfo(
+        for family, _, _, _, address in socket.getaddrinfo(
             socket.gethostname(), None, type=socket.SOCK_STREAM
         ):
             with contextlib.suppress(OSError), socket.socket(family) as probe:
-                probe.bind((place[0], 0))
-                return str(place[0])
+                probe.bind((address[0], 0))
+                return str(address[0])
     return "127.0.0.1"
 
 
@@ -175,13 +175,15 @@ def _read_seat(text: bytes, peer: int) -> _Seat:
     return seat
 
 
-def _connect(handshake: Handshake, place: Place, seat: _Seat, end_s: float) -> socket.socket:
+def _connect(
+    handshake: Handshake, connection: ConnectionId, seat: _Seat, end_s: float
+) -> socket.socket:
     """Connect to a rank that listens already, and let both prove themselves."""
-    peer, link = place.peer, None
+    peer, link = connection.peer, None
     try:
         link = socket.create_connection(seat, time_left(end_s))
         forks.own(link)
-        handshake.knock(link, place, end_s)
+        handshake.knock(link, connection, end_s)
     except TimeoutError as error:
         _drop(link)
         raise Timeout((peer,), f"rank {peer} at {seat.address} did not answer in time") from error

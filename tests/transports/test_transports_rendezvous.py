@@ -22,7 +22,7 @@ from _tcp_ends import reset
 
 from compressa.errors import Timeout
 from compressa.transports import handshake as handshake_module
-from compressa.transports.handshake import Entrance, Handshake, Place
+from compressa.transports.handshake import ConnectionId, Entrance, Handshake
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +242,7 @@ def test_who_has_waited_longest_must_go_when_there_are_too_many(
         ThreadPoolExecutor(1) as pool,
         contextlib.ExitStack() as closing,
     ):
-        entrance = Entrance(Handshake(0, EPOCH, b"s" * 32), listener, [Place(1, 0)])
+        entrance = Entrance(Handshake(0, EPOCH, b"s" * 32), listener, [ConnectionId(1, 0)])
         waited = pool.submit(entrance.wait, {}, time.monotonic() + 2.0)
         strangers = [
             closing.enter_context(socket.create_connection(listener.getsockname(), 5.0))
