@@ -55,7 +55,7 @@ class Held:
     def let_come(self, place: int) -> None:
         gradients, future = self.coming.pop(place)
         for values in gradients.values():
-            assert type(values) is torch.Tensor, "the engine must not be handed what is guarded"
+            assert type(values) is torch.Tensor, "the engine must not be handed what is lazy"
             with _disable_current_modes():  # on other threads there are none
                 values.mul_(FACTOR)
         future.set_result(self.mark())

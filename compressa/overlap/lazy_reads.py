@@ -1,4 +1,4 @@
-"""Lazy reads: guarded tensors, which tell when their values are wanted for the first time.
+"""Lazy reads: lazy tensors, which tell when their values are wanted for the first time.
 
 A parameter whose update is due, or a gradient that is still on its way, has another class until
 then, as torch's lazy parameters have until they are made. Whatever function of torch is given one
@@ -20,11 +20,11 @@ import torch
 from torch._compile import _disable_dynamo
 
 Read = Callable[[Sequence[torch.Tensor]], None]
-"""Told which guarded tensors are wanted; none if that could not be found out: then any may be."""
+"""Told which lazy tensors are wanted; none if that could not be found out: then any may be."""
 
 
-def guard_class(base: type[torch.Tensor], read: Read) -> type[torch.Tensor]:
-    """Return a class for tensors of a class while they are guarded.
+def lazy_class(base: type[torch.Tensor], read: Read) -> type[torch.Tensor]:
+    """Return a class for tensors of a class while they are lazy.
 
     Args:
         base: The class that they have otherwise: `torch.Tensor` or `torch.nn.Parameter`.
@@ -35,7 +35,7 @@ def guard_class(base: type[torch.Tensor], read: Read) -> type[torch.Tensor]:
     def ask(tensors: Sequence[torch.Tensor]) -> None:
         read(tensors)
 
-    class Guarded(base):  # type: ignore[misc, valid-type]
+    class Lazy(base):  # type: ignore[misc, valid-type]
         """Stands in for the base class while values are due."""
 
         @classmethod
@@ -57,26 +57,26 @@ def guard_class(base: type[torch.Tensor], read: Read) -> type[torch.Tensor]:
             ask([self])
             return copy.deepcopy(self, memo)
 
-    Guarded.__name__ = Guarded.__qualname__ = base.__name__
-    return Guarded
+    Lazy.__name__ = Lazy.__qualname__ = base.__name__
+    return Lazy
 
 
-def guard(tensors: Iterable[torch.Tensor], guarded: type[torch.Tensor]) -> None:
+def make_lazy(tensors: Iterable[torch.Tensor], lazy: type[torch.Tensor]) -> None:
     """Have tensors tell when they are read.
 
     Args:
-        tensors: Of the class that `guarded` was made for; their values are not touched.
-        guarded: From `guard_class`.
+        tensors: Of the class that `lazy` was made for; their values are not touched.
+        lazy: From `lazy_class`.
     """
     for tensor in tensors:
-        tensor.__class__ = guarded
+        tensor.__class__ = lazy
 
 
 def release(tensors: Iterable[torch.Tensor], base: type[torch.Tensor]) -> None:
     """Have tensors be ordinary ones again.
 
     Args:
-        tensors: Guarded or not.
+        tensors: Lazy or not.
         base: The class that they have then.
     """
     for tensor in tensors:

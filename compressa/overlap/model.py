@@ -35,10 +35,10 @@ class OverlappedDataParallel(nn.Module):
     Whatever reads parameters or gradients gets what it would get without overlap: `state_dict`,
     a forward pass through part of the module, another optimizer. What needs all gradients
     (`clip_grad_norm_`, a `GradScaler`) waits for all; `overlap_ended` counts such steps. Not
-    guarded are tensors that share memory with a parameter since before the step, `optimizer.state`,
-    and C++ code that is given a parameter outside of a forward pass: call `flush` before. A module
-    that is to be compiled must be so before it is wrapped; it has all its parameters when a forward
-    pass begins.
+    seen are reads of tensors that share memory with a parameter since before the step, of
+    `optimizer.state`, and by C++ code that is given a parameter outside of a forward pass: call
+    `flush` before. A module that is to be compiled must be so before it is wrapped; it has all its
+    parameters when a forward pass begins.
 
     Args:
         module: On its device. What is frozen must be so already.
@@ -116,7 +116,7 @@ class OverlappedDataParallel(nn.Module):
         self._uses = Uses(module, parameters, self._parameters_read)
         self._steps = Steps(optimizer, self.handle, self._reducer, self._uses, options)
         self._updates = self._steps.updates
-        # None are put on the module, which the user may pickle: guards are enough.
+        # None are put on the module, which the user may pickle: lazy reads are enough.
         self._hooks = [
             optimizer.register_state_dict_pre_hook(lambda _: self.flush()),
             optimizer.register_load_state_dict_pre_hook(lambda *_: self.flush()),
@@ -265,7 +265,7 @@ class OverlappedDataParallel(nn.Module):
             self.handle.integrity.keep(self.handle.next_step, dict(self.module.named_buffers()))
 
     def _parameters_read(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Guarded parameters are wanted."""
+        """Lazy parameters are wanted."""
         if not tensors:
             self.flush()
             self._uses.stop_watching()
@@ -288,7 +288,7 @@ class OverlappedDataParallel(nn.Module):
     # Backward and step
 
     def _gradients_read(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Guarded gradients are wanted."""
+        """Lazy gradients are wanted."""
         wanted = set(map(id, tensors))
         if self._reducer.placed(wanted):
             self._reducer.complete()

@@ -22,7 +22,7 @@ from compressa.engine.device_stream import Ticket
 from compressa.errors import CompressaError, StateError
 from compressa.hooks.handle import Handle
 from compressa.overlap.arrivals import Arrivals, Gradient, come
-from compressa.overlap.lazy_reads import guard, guard_class, release
+from compressa.overlap.lazy_reads import lazy_class, make_lazy, release
 from compressa.overlap.memory import Memory, check_kind
 from compressa.parameters import as_real
 
@@ -64,7 +64,7 @@ class Reducer:
         self._names = {id(p): name for name, p in parameters.items()}
         self._find_unused = find_unused
         self._scaler = scaler
-        self._guarded = guard_class(torch.Tensor, read)
+        self._lazy = lazy_class(torch.Tensor, read)
         self._memory = Memory(parameters)
         self._expecting = False
         self._reached: set[str] = set()
@@ -237,7 +237,7 @@ class Reducer:
                 room = self._memory.room(name, parameter)
                 parameter.grad = room.zero_() if before is None else room.copy_(before)
             gradient = self._gradient(name, parameter.grad, before, reached=False)
-        guard([gradient.values], self._guarded)
+        make_lazy([gradient.values], self._lazy)
         self._placed[name] = gradient
 
     def _take_back(self, name: str) -> None:
@@ -291,9 +291,9 @@ class Reducer:
             self._settle_flags()
         self.current[name] = gradient
         with torch._C.DisableTorchFunctionSubclass():
-            # The engine works on the same memory by another tensor, which nothing guards.
+            # The engine works on the same memory by another tensor, which is not lazy.
             self._held[name] = as_real(gradient.values.detach())
-        guard([gradient.values], self._guarded)
+        make_lazy([gradient.values], self._lazy)
         # What completes nothing is of no use to the engine yet; the first begins the step.
         if first or self._completes(name):
             self._send_held()

@@ -29,7 +29,7 @@ class Steps:
         optimizer: Whose; it is taken over.
         handle: Keeps the engine.
         reducer: Brings gradients.
-        uses: Guards parameters whose updates are due.
+        uses: Makes parameters lazy whose updates are due.
         options: What the user wants.
 
     Attributes:
@@ -174,7 +174,7 @@ class Steps:
             for parameter in group["params"]:
                 gradient = coming.get(id(parameter))
                 own = gradient is not None and parameter.grad is gradient.values
-                if gradient is not None and own and self._uses.guardable(parameter):
+                if gradient is not None and own and self._uses.can_be_lazy(parameter):
                     later.append((gradient, settings))
                     continue
                 if gradient is not None and own:
@@ -183,7 +183,7 @@ class Steps:
                     now.append((parameter, settings))
         self.updates.run(now)
         self.updates.defer(later)
-        self._uses.guard(gradient.parameter for gradient in self.updates.due.values())
+        self._uses.make_lazy(gradient.parameter for gradient in self.updates.due.values())
 
 
 def _settings(group: Mapping[str, Any]) -> Settings:

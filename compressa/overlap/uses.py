@@ -1,6 +1,6 @@
-"""Uses: when the forward pass first uses each parameter, seen by guards.
+"""Uses: when the forward pass first uses each parameter, seen by lazy reads.
 
-The first forward passes have all parameters guarded, though nothing is due. What tells of its use
+The first forward passes have all parameters lazy, though nothing is due. What tells of its use
 then is waited for at its use from then on. What does not (C++ reads it directly, or it was not used
 yet) is updated before a forward pass begins, until one sees it used.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 import torch
 from torch import nn
 
-from compressa.overlap.lazy_reads import guard, guard_class, release
+from compressa.overlap.lazy_reads import lazy_class, make_lazy, release
 
 _WATCHED_PASSES = 3
 
@@ -22,12 +22,12 @@ Read = Callable[[Sequence[torch.Tensor]], None]
 
 
 class Uses:
-    """Guards parameters, and notes in which order and when a forward pass wants them.
+    """Makes parameters lazy, and notes in which order and when a forward pass wants them.
 
     Args:
         module: The model.
         parameters: What is trained, by name.
-        read: Called when guarded parameters are wanted; none given means any.
+        read: Called when lazy parameters are wanted; none given means any.
 
     Attributes:
         need_s: By name, in the order of first use: seconds from the start of a forward pass to
@@ -42,8 +42,8 @@ class Uses:
         self.forward_s = 0.0
         self._modules = list(module.modules())
         self._names = {id(p): name for name, p in parameters.items()}
-        self._guarded = guard_class(nn.Parameter, read)
-        self._guardable = {name: p for name, p in parameters.items() if type(p) is nn.Parameter}
+        self._lazy = lazy_class(nn.Parameter, read)
+        self._able = {name: p for name, p in parameters.items() if type(p) is nn.Parameter}
         self._watched: dict[int, nn.Parameter] = {}
         self._began_s: float | None = None
         self._passes = 0
@@ -54,9 +54,9 @@ class Uses:
         """Whether a forward pass is."""
         return self._began_s is not None
 
-    def guardable(self, parameter: nn.Parameter) -> bool:
+    def can_be_lazy(self, parameter: nn.Parameter) -> bool:
         """Whether a parameter can tell: it is no class of its own with behaviour of its own."""
-        return self._names.get(id(parameter)) in self._guardable
+        return self._names.get(id(parameter)) in self._able
 
     def seen(self, name: str) -> bool:
         """Whether a parameter tells when it is used."""
@@ -68,16 +68,16 @@ class Uses:
         found = (buffer for buffers in named for buffer in buffers.values())
         return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
 
-    def guard(self, parameters: Iterable[nn.Parameter]) -> None:
+    def make_lazy(self, parameters: Iterable[nn.Parameter]) -> None:
         """Have parameters tell."""
-        guard(parameters, self._guarded)
+        make_lazy(parameters, self._lazy)
 
     @contextlib.contextmanager
     def forward(self, due: Container[int]) -> Iterator[bool]:
         """A forward pass.
 
         Args:
-            due: By `id`, parameters that are guarded already.
+            due: By `id`, parameters that are lazy already.
 
         Yields:
             Whether all are, so that the times of all are known afterwards.
@@ -106,7 +106,7 @@ class Uses:
         if self._began_s is not None and self._all_watched:
             new = {id(p): p for p in parameters if id(p) not in self._noted}
             self._watched.update(new)
-            self.guard(new.values())
+            self.make_lazy(new.values())
 
     def note(self, parameter: torch.Tensor) -> None:
         """A parameter is wanted now."""
@@ -119,7 +119,7 @@ class Uses:
         release([parameter], nn.Parameter)
 
     def stop_watching(self) -> None:
-        """Have only parameters be guarded whose updates are due."""
+        """Have only parameters be lazy whose updates are due."""
         release(self._watched.values(), nn.Parameter)
         self._watched.clear()
 
@@ -128,18 +128,18 @@ class Uses:
         return self._passes <= _WATCHED_PASSES
 
     def _watch(self, due: Container[int]) -> None:
-        """Guard what is not known yet, or not well: the first pass takes its time."""
-        if not self._all_watched and len(self.need_s) == len(self._guardable):
+        """Watch what is not known yet, or not well: the first pass takes its time."""
+        if not self._all_watched and len(self.need_s) == len(self._able):
             return
         compiled = self.compiled()
-        for name, parameter in self._guardable.items():
+        for name, parameter in self._able.items():
             known = not self._all_watched and name in self.need_s
             if not known and id(parameter) not in due and id(parameter) not in compiled:
                 self._watched[id(parameter)] = parameter
-                self.guard([parameter])
+                self.make_lazy([parameter])
 
     def compiled(self) -> set[int]:
-        """Return parameters, by `id`, that compiled code reads, which no guard stops.
+        """Return parameters, by `id`, that compiled code reads, which does not ask.
 
         To be of another class when it is called would have it compiled anew.
         """

@@ -260,13 +260,13 @@ class MpiTransport(MeshTransport):
     def _turn(self) -> bool:
         """Do what can be done now, within a turn; return whether there was anything."""
         for rounds in range(_TURN):
-            while self._guarded(self._begin_receive):
+            while self._reported(self._begin_receive):
                 pass
-            if not self._guarded(self._requests.poll):
+            if not self._reported(self._requests.poll):
                 return rounds > 0
         return True
 
-    def _guarded(self, call: Callable[[], bool]) -> bool:
+    def _reported(self, call: Callable[[], bool]) -> bool:
         try:
             return call()
         except self._error as error:

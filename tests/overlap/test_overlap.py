@@ -123,7 +123,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, some: list[Loss]) 
         optimizer.step()
 
 
-def no_guards(model: OverlappedDataParallel) -> bool:
+def none_lazy(model: OverlappedDataParallel) -> bool:
     return all(type(p) is nn.Parameter for p in model.module.parameters())
 
 
@@ -136,9 +136,9 @@ def test_late_gradients_train_as_prompt_ones_do(name: str, make: Callable[[], nn
     with held(nets[1], optimizers[1], seed=4) as (model, gradients):
         train(model, optimizers[1], losses(5))
         assert gradients.coming, "the last step has waited"
-        assert not no_guards(model)
+        assert not none_lazy(model)
         model.flush()
-        assert no_guards(model)
+        assert none_lazy(model)
         assert not model.overlap_ended
     assert bits(nets[0]) == bits(nets[1])
     assert states(optimizers[0]) == states(optimizers[1])
@@ -627,7 +627,7 @@ def test_what_a_forward_pass_does_not_use_is_updated_when_it_ends() -> None:
     with held(net, optimizer, find_unused_parameters=True) as (model, gradients):
         for net.both in (True, True, True, True, False):
             model(INPUTS)
-            assert no_guards(model)
+            assert none_lazy(model)
             assert not model._updates.due
             train(model, optimizer, losses(1))
             assert gradients.coming
@@ -665,7 +665,7 @@ def test_closing_leaves_nothing_behind() -> None:
     for thread in set(threading.enumerate()) - threads:
         thread.join(5.0)
         assert not thread.is_alive(), thread.name
-    assert no_guards(model)
+    assert none_lazy(model)
     assert all(not p._post_accumulate_grad_hooks for p in net.parameters())
     train(net, optimizer, losses(1))
 
@@ -704,16 +704,16 @@ def test_what_is_compiled_later_is_updated_before_the_forward_pass_from_then_on(
     with held(net, optimizer) as (model, _):
         train(model, optimizer, losses(5))
         assert len(model.need_s) == 6
-        guarded: list[bool] = []
+        lazy: list[bool] = []
 
         def compiled(x: torch.Tensor) -> torch.Tensor:
-            guarded.extend(type(p) is not nn.Parameter for p in layer.parameters())
+            lazy.extend(type(p) is not nn.Parameter for p in layer.parameters())
             return layer._call_impl(x)
 
         layer: Any = net[2]
         layer._compiled_call_impl = compiled  # as nn.Module.compile does
         train(model, optimizer, losses(2))
-        assert guarded == [False] * 4
+        assert lazy == [False] * 4
 
 
 class OnItsWay:

@@ -147,7 +147,7 @@ def lose_a_rank(*, config: Any, lost: int) -> dict[str, Any]:
                 read()
             except Exception as error:
                 told[name] = type(error).__name__
-    told["guarded"] = sum(type(p) is not nn.Parameter for p in net.parameters())
+    told["lazy"] = sum(type(p) is not nn.Parameter for p in net.parameters())
     return told
 
 
@@ -359,7 +359,7 @@ def test_a_lost_rank_surfaces_wherever_somebody_waits(fresh: Callable[[int], Gro
     for outcome in outcomes[:2]:
         assert outcome.ok, outcome.explain()
         reads = ("forward", "flush", "state_dict", "parameter", "save")
-        assert outcome.value == dict.fromkeys(reads, "PeerLost") | {"guarded": 0}
+        assert outcome.value == dict.fromkeys(reads, "PeerLost") | {"lazy": 0}
 
 
 def test_a_switch_goes_with_overlap_and_traces_name_what_is_applied(
