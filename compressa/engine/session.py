@@ -26,7 +26,7 @@ from compressa.engine.control.control import Control
 from compressa.engine.control.waits import Activity, Doing
 from compressa.engine.device_stream import DeviceStream
 from compressa.engine.start import process_groups, startup
-from compressa.engine.start.link_file import Shared
+from compressa.engine.start.link_file import AgreedLink
 from compressa.engine.task import Task
 from compressa.errors import CompressaError, StateError, Timeout, TransportError
 from compressa.schedulers import Plan, Transfer
@@ -300,9 +300,9 @@ class Session:
         return [json.loads(answer)["value"] for answer in texts]
 
     @property
-    def link(self) -> Shared:
+    def link(self) -> AgreedLink:
         """What is known of the network: what `exchange.link` says on rank 0, for all ranks."""
-        return Shared() if self.control is None else self.control.link
+        return AgreedLink() if self.control is None else self.control.link
 
     @property
     def hosts(self) -> int:

@@ -20,7 +20,7 @@ from compressa.engine.device_stream import Ticket
 from compressa.engine.engine import Engine
 from compressa.engine.measuring.stats import Stats
 from compressa.engine.session import CLOSE_S, GIVE_UP_S
-from compressa.engine.start.link_file import Shared
+from compressa.engine.start.link_file import AgreedLink
 from compressa.errors import StateError
 from compressa.hooks import saving
 from compressa.hooks.integrity import Integrity
@@ -358,7 +358,7 @@ class Handle:
             self._link.check()
         self.engine.check()
 
-    def _go_on_with(self, link: Shared) -> None:
+    def _go_on_with(self, link: AgreedLink) -> None:
         """Choose algorithms by the figures of a checkpoint."""
         before, self._link = self._link, link
         lacking = before.figures is None and link.figures is not None

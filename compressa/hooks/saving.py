@@ -15,7 +15,7 @@ from compressa.config import Config
 from compressa.engine.engine import Engine
 from compressa.engine.measuring import profile_file
 from compressa.engine.session import Session
-from compressa.engine.start.link_file import Shared
+from compressa.engine.start.link_file import AgreedLink
 from compressa.engine.undo import handed_over
 from compressa.errors import StateError
 from compressa.parameters import ParameterInfo
@@ -82,7 +82,7 @@ def load_state_dict(engine: Keeper, saved: Mapping[str, Any]) -> int:
     return step
 
 
-def save(engine: Keeper, folder: Path, step: int, link: Shared) -> None:
+def save(engine: Keeper, folder: Path, step: int, link: AgreedLink) -> None:
     """Write a checkpoint. Collective.
 
     Args:
@@ -107,7 +107,7 @@ def save(engine: Keeper, folder: Path, step: int, link: Shared) -> None:
     _on_first(session, "handle.save, its manifest", finish)
 
 
-def load(engine: Keeper, folder: Path) -> tuple[int, Shared | None]:
+def load(engine: Keeper, folder: Path) -> tuple[int, AgreedLink | None]:
     """Read a checkpoint of any number of ranks. Collective.
 
     Args:
@@ -127,14 +127,14 @@ def load(engine: Keeper, folder: Path) -> tuple[int, Shared | None]:
         manifest = checkpoint.read_manifest(folder, engine.parameters)
         found = checkpoint.read_state(folder, manifest, state, session.rank, session.size)
         values.update(found)
-        Shared.saved(manifest.link, folder / checkpoint.MANIFEST)
+        AgreedLink.saved(manifest.link, folder / checkpoint.MANIFEST)
         return manifest.model_dump_json(include={"step", "ranks", "link"})
 
     answer = json.loads(session.call_on_all("handle.load", read)[0])
     # Every rank could read its part: only now does any of them change.
     checkpoint.fill(state, values)
     alike = answer["ranks"] == session.size
-    link = Shared.saved(answer["link"], folder / checkpoint.MANIFEST) if alike else None
+    link = AgreedLink.saved(answer["link"], folder / checkpoint.MANIFEST) if alike else None
     return int(answer["step"]), link
 
 
@@ -149,7 +149,9 @@ def hand_over(before: State, after: State, gain: float) -> None:
     checkpoint.fill(after, handed_over(before, after, gain))
 
 
-def save_profile(engine: Engine, config: Config, next_step: int, link: Shared, path: Path) -> None:
+def save_profile(
+    engine: Engine, config: Config, next_step: int, link: AgreedLink, path: Path
+) -> None:
     """Write what all ranks have measured of their steps, on rank 0. Collective.
 
     Args:

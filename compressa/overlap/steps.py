@@ -15,7 +15,7 @@ from compressa.overlap.independence import check_both_ways
 from compressa.overlap.opening import Options
 from compressa.overlap.reducer import Reducer
 from compressa.overlap.takeover import Takeover
-from compressa.overlap.updates import Share, Updates
+from compressa.overlap.updates import ParameterSettings, Updates
 from compressa.overlap.uses import Uses
 
 _CHECKED_STEPS = 2
@@ -148,19 +148,19 @@ class Steps:
         """Do a step both ways."""
         self._checked += 1
         self._reducer.settle(self._reducer.current.values())
-        shares: list[Share] = []
+        chosen: list[ParameterSettings] = []
         for group in self._optimizer.param_groups:
             settings = _settings(group)
-            shares += [(p, settings) for p in group["params"] if p.grad is not None]
-        parameters = [p for p, _ in shares]
+            chosen += [(p, settings) for p in group["params"] if p.grad is not None]
+        parameters = [p for p, _ in chosen]
 
         def whole() -> None:
             self.updates.clip(parameters)
             self._takeover.step()
 
         def one_by_one() -> None:
-            for share in shares:
-                self.updates.run([share])
+            for one in chosen:
+                self.updates.run([one])
 
         check_both_ways(self._optimizer, parameters, whole, one_by_one)
 
@@ -168,7 +168,7 @@ class Steps:
         """Have updates be due; do at once what no other rank has a part in."""
         coming = {id(g.parameter): g for g in self._reducer.current.values() if not g.over}
         later: list[tuple[Gradient, Settings]] = []
-        now: list[Share] = []
+        now: list[ParameterSettings] = []
         for group in self._optimizer.param_groups:
             settings = _settings(group)
             for parameter in group["params"]:

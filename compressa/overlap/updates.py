@@ -22,7 +22,7 @@ from compressa.overlap.independence import Independence
 from compressa.overlap.lazy_reads import release
 from compressa.overlap.reducer import Reducer
 
-Share = tuple[torch.nn.Parameter, Settings]
+ParameterSettings = tuple[torch.nn.Parameter, Settings]
 """A parameter to be updated, and with what."""
 
 
@@ -112,17 +112,17 @@ class Updates:
             for parameter in parameters:
                 torch.nn.utils.clip_grad_norm_(parameter, self._clip_norm)
 
-    def run(self, shares: Sequence[Share]) -> None:
+    def run(self, chosen: Sequence[ParameterSettings]) -> None:
         """Have the optimizer step, for some parameters only; `p.grad` is what they are given."""
         by_settings: dict[int, dict[str, Any]] = {}
-        for parameter, settings in shares:
+        for parameter, settings in chosen:
             group = by_settings.setdefault(id(settings), {**settings, "params": []})
             group["params"].append(parameter)
         groups = list(by_settings.values())
         if not groups:
             return
         with self._as_asked_for():
-            self.clip([parameter for parameter, _ in shares])
+            self.clip([parameter for parameter, _ in chosen])
             with self._restricted(groups), self.independence.watched(groups):
                 self._step()
 
@@ -134,7 +134,7 @@ class Updates:
         if not gradients:
             return
         self._engine.wait(list(dict.fromkeys(g.combined for g in gradients)))
-        shares: list[Share] = []
+        chosen: list[ParameterSettings] = []
         shown: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = []
         unreached = self._reducer.unreached(gradients)
         release((gradient.parameter for gradient in gradients), torch.nn.Parameter)
@@ -147,10 +147,10 @@ class Updates:
             shown.append((parameter, _shown(gradient, values)))
             parameter.grad = values
             if values is not None:
-                shares.append((parameter, settings))
+                chosen.append((parameter, settings))
         began_s = time.perf_counter()
         try:
-            self.run(shares)
+            self.run(chosen)
         finally:
             for parameter, values in shown:
                 parameter.grad = values

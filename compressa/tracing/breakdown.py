@@ -6,8 +6,8 @@ others are known to have had it, and by something else of its own for the rest.
 
 While it waits, the first of these that holds at a moment is the cause:
 
-1. *codec*: a unit is encoded or decoded; but in the share of that in which the thread at it had no
-   core it is *core*, and in the share in which it was blocked, while the lock was taken, *lock*;
+1. *codec*: a unit is encoded or decoded; but for the fraction of that in which the thread at it
+   had no core it is *core*, and for that in which it was blocked, while the lock was taken, *lock*;
 2. *core*: a thread of the engine, or the training thread that has been called, has no core;
 3. *wire*: bytes of ours leave, or a message that has begun to arrive is not complete;
 4. *peers*: ours has left, and of theirs nothing is here yet;
@@ -31,7 +31,7 @@ from typing import NamedTuple
 from compressa.tracing.events import NO_UNIT, Span
 from compressa.tracing.intervals import Interval, Intervals
 
-_Shares = tuple[float, ...]
+_Fractions = tuple[float, ...]
 _TRAINING = ("compute", "calls", "core", "lock", "elsewhere")
 _CAUSES = (*_TRAINING, "codec", "wire", "peers", "carried", "queued")
 
@@ -98,8 +98,8 @@ def breakdowns(spans: Sequence[Span], windows: Sequence[Interval]) -> list[Break
         seconds = after.time_s - change.time_s
         index = bisect_right(begins, change.time_s) - 1
         if seconds > 0 and index >= 0 and change.time_s < windows[index][1]:
-            for cause, share in moment.causes():
-                found[index][cause] += share * seconds
+            for cause, fraction in moment.causes():
+                found[index][cause] += fraction * seconds
     return [
         Breakdown(**{f"{cause}_s": seconds for cause, seconds in sums.items()}, unknown_s=rest_s)
         for sums, (begin_s, end_s) in zip(found, windows, strict=True)
@@ -111,11 +111,11 @@ class _Change(NamedTuple):
     time_s: float
     kind: str = ""
     sign: int = 0  # 1 where something begins, -1 where it ends
-    shares: _Shares = ()
+    fractions: _Fractions = ()
 
 
 class _UnderWay:
-    """How much of a kind is under way, and the mean of its shares."""
+    """How much of a kind is under way, and the mean of its fractions."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -124,13 +124,13 @@ class _UnderWay:
     def apply(self, change: _Change) -> None:
         self.count += change.sign
         if not (self._sums and self.count):  # what was rounded off is forgotten
-            self._sums = [0.0] * len(change.shares)
+            self._sums = [0.0] * len(change.fractions)
         if self.count:
-            for index, share in enumerate(change.shares):
-                self._sums[index] += change.sign * share
+            for index, fraction in enumerate(change.fractions):
+                self._sums[index] += change.sign * fraction
 
     @property
-    def shares(self) -> list[float]:
+    def fractions(self) -> list[float]:
         return [min(max(each / self.count, 0.0), 1.0) for each in self._sums]
 
 
@@ -150,14 +150,14 @@ class _Moment:
             self._of[change.kind].apply(change)
 
     def causes(self) -> Iterable[tuple[str, float]]:
-        """Causes, with the share of each; together at most 1."""
+        """Causes, with the fraction of each; together at most 1."""
         under_way = self._of
         if under_way["train"].count:
-            return zip(_TRAINING, under_way["train"].shares, strict=True)
+            return zip(_TRAINING, under_way["train"].fractions, strict=True)
         if not under_way["wait"].count:
             return () if self._known else (("compute", 1.0),)
         if under_way["codec"].count:
-            core, blocked = under_way["codec"].shares
+            core, blocked = under_way["codec"].fractions
             lock = blocked if under_way["lock"].count else 0.0
             return ("core", core), ("lock", lock), ("codec", 1.0 - core - lock)
         for cause in ("core", "wire", "peers", "carried"):
@@ -170,17 +170,17 @@ class _Moment:
 
 def _changes(spans: Sequence[Span]) -> Iterator[_Change]:
     taken = Intervals((s.started_s, s.ended_s) for s in spans if s.stage == "lock")
-    for kind, begin_s, end_s, shares in chain(_pieces(spans, taken), _called(spans)):
+    for kind, begin_s, end_s, fractions in chain(_pieces(spans, taken), _called(spans)):
         if end_s > begin_s:
-            yield _Change(begin_s, kind, 1, shares)
-            yield _Change(end_s, kind, -1, shares)
+            yield _Change(begin_s, kind, 1, fractions)
+            yield _Change(end_s, kind, -1, fractions)
 
 
 class _Piece(NamedTuple):
     kind: str
     begin_s: float
     end_s: float
-    shares: _Shares = ()
+    fractions: _Fractions = ()
 
 
 def _pieces(spans: Sequence[Span], taken: Intervals) -> Iterator[_Piece]:
@@ -196,9 +196,9 @@ def _pieces(spans: Sequence[Span], taken: Intervals) -> Iterator[_Piece]:
         elif span.stage == "arrive":
             yield whole._replace(kind="wire")
         elif span.stage in ("compress", "decompress"):
-            yield whole._replace(kind="codec", shares=_codec_shares(span))
+            yield whole._replace(kind="codec", fractions=_codec_fractions(span))
         elif span.stage == "train":
-            yield whole._replace(shares=_training_shares(span, taken))
+            yield whole._replace(fractions=_training_fractions(span, taken))
         elif span.stage in ("wait", "queued", "core", "lock"):
             yield whole
 
@@ -227,7 +227,7 @@ def _called(spans: Sequence[Span]) -> Iterator[_Piece]:
                 yield _Piece("core", wait.ended_s - core_s, wait.ended_s)
 
 
-def _codec_shares(span: Span) -> _Shares:
+def _codec_fractions(span: Span) -> _Fractions:
     """Without a core, and blocked."""
     if span.cpu_s is None or span.seconds <= 0:
         return 0.0, 0.0
@@ -236,7 +236,7 @@ def _codec_shares(span: Span) -> _Shares:
     return core_s / span.seconds, (span.seconds - cpu_s - core_s) / span.seconds
 
 
-def _training_shares(span: Span, taken: Intervals) -> _Shares:
+def _training_fractions(span: Span, taken: Intervals) -> _Fractions:
     """On a core, for itself and for us; without a core; blocked, by the lock and otherwise.
 
     Of the time in which the lock was taken, the thread itself had it for at most as long as it was

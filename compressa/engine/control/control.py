@@ -31,7 +31,7 @@ from compressa.engine.control.notes import Notes, as_bytes, as_tensor
 from compressa.engine.control.verdicts import Verdicts
 from compressa.engine.control.waits import Activity, Cause, Doing, Wait, names
 from compressa.engine.start.cores import Host
-from compressa.engine.start.link_file import Shared
+from compressa.engine.start.link_file import AgreedLink
 from compressa.errors import CompressaError, PeerLost, Timeout
 from compressa.transports.base import Key, Received
 from compressa.transports.checks import CHECKSUMS, Keys
@@ -74,7 +74,7 @@ class Control:
         self.rank = rank
         self.size = len(sockets) + 1
         self.hosts: list[Host] = []
-        self.link = Shared()
+        self.link = AgreedLink()
         self.epoch = 0
         self._attempts = Attempts()
         self._waited_for: dict[Key, Awaited] = {}

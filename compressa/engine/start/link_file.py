@@ -39,7 +39,7 @@ _MOST_BYTES = 64 << 20
 _LONGEST_S = 1e6
 Positive = Annotated[FiniteFloat, Field(ge=1e-30, le=_LONGEST_S)]
 _Count = Annotated[int, Field(ge=1, le=1 << 20)]
-Share = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
+_Fraction = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
 
 
 class _Strict(BaseModel):
@@ -68,7 +68,7 @@ class Figures(_Strict):
 
     `message_s`, `byte_s` and `reduce_s` are the a, b and g of the cost model, with all ranks at
     work at the same time; `pair_byte_s` is b between two ranks while the others are silent.
-    `byte_spread` is how far b lay apart from round to round, as a share of it; None in files that
+    `byte_spread` is how far b lay apart from round to round, as a fraction of b; None in files that
     are from before there were rounds.
     """
 
@@ -77,7 +77,7 @@ class Figures(_Strict):
     byte_s: Positive
     reduce_s: Positive
     pair_byte_s: Positive
-    byte_spread: Share | None = None
+    byte_spread: _Fraction | None = None
     measured: Annotated[tuple[Measured, ...], Field(max_length=1 << 16)]
 
     @model_validator(mode="after")
@@ -197,7 +197,7 @@ def write(path: Path, figures: LinkFile) -> None:
 
 
 @dataclass(frozen=True)
-class Shared:
+class AgreedLink:
     """What all ranks know of the link that rank 0's configuration names, if it names one.
 
     Attributes:
@@ -209,7 +209,7 @@ class Shared:
     missing: str | None = None
 
     @classmethod
-    def of(cls, message: Mapping[str, Any] | None) -> Shared:
+    def of(cls, message: Mapping[str, Any] | None) -> AgreedLink:
         """Return what rank 0 has told.
 
         Args:
@@ -225,7 +225,7 @@ class Shared:
         return cls(LinkFile.model_validate(message["figures"]))
 
     @classmethod
-    def saved(cls, record: Mapping[str, Any] | None, where: Path) -> Shared:
+    def saved(cls, record: Mapping[str, Any] | None, where: Path) -> AgreedLink:
         """Return what a checkpoint holds; see `record`.
 
         Args:
@@ -273,7 +273,7 @@ def offer(config: Config, transport: str) -> dict[str, Any] | None:
         transport: The one that these ranks use.
 
     Returns:
-        For `Shared.of`, as JSON; None if no file is named.
+        For `AgreedLink.of`, as JSON; None if no file is named.
 
     Raises:
         ConfigError: The file is wrong, or of another transport.

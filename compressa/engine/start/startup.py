@@ -21,7 +21,7 @@ from compressa.engine.device_stream import CudaDeviceStream, DeviceStream
 from compressa.engine.start import process_groups
 from compressa.engine.start.cores import Host, default_threads, has_core, launched_here, own_host
 from compressa.engine.start.descriptors import descriptors_needed, too_few_descriptors
-from compressa.engine.start.link_file import Shared
+from compressa.engine.start.link_file import AgreedLink
 from compressa.engine.start.pace import host_pacer
 from compressa.engine.start.secret_file import read_secret, session_keys
 from compressa.engine.start.store_gather import all_gather_by
@@ -208,7 +208,7 @@ def agree(
     fix = "start all ranks with the same configuration, model and library versions"
     check_alike(digests, "", fix)
     control.hosts = [Host.of(host) for host in hosts]
-    control.link = Shared.of(links[0])
+    control.link = AgreedLink.of(links[0])
     control.epoch = _reach(max(epochs))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from compressa.engine.measuring.stats import Stats
-from compressa.engine.start.link_file import Shared
+from compressa.engine.start.link_file import AgreedLink
 from compressa.errors import StateError
 from compressa.hooks import saving
 from compressa.hooks.handle import Handle
@@ -133,7 +133,7 @@ class FSDPHandle:
         """
         if self._shards is not None:
             folder = Path(path) / f"replica{self._replica}"
-            saving.save(self._shards, folder, self._shards.next_step, Shared())
+            saving.save(self._shards, folder, self._shards.next_step, AgreedLink())
         if self._replicas is not None:
             self._replicas.save(Path(path) / f"shard{self._shard}")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from compressa.collectives.choice import CANDIDATES
 from compressa.config import Config, load_config
 from compressa.engine.start import link_file
-from compressa.engine.start.link_file import Shared
+from compressa.engine.start.link_file import AgreedLink
 from compressa.errors import ConfigError, StateError
 
 
@@ -62,8 +62,8 @@ def test_figures_reach_other_ranks_and_checkpoints_bit_for_bit(
     changes["measured"] = [{"algorithm": "ring", "size_bytes": 1 << 20, "median_s": median_s}]
     figures = link_file.parse(json.dumps(favouring("ring") | changes), "it")
     told = json.loads(json.dumps({"figures": figures.model_dump(mode="json")}))
-    saved = json.loads(json.dumps(Shared(figures).record()))
-    for other in (Shared.of(told), Shared.saved(saved, Path("it"))):
+    saved = json.loads(json.dumps(AgreedLink(figures).record()))
+    for other in (AgreedLink.of(told), AgreedLink.saved(saved, Path("it"))):
         assert other.figures == figures
         for size_bytes in (1000, 10**6, 10**8):
             costs = other.costs(None)
@@ -107,11 +107,11 @@ def test_only_who_has_a_link_offers_it(tmp_path: Path) -> None:
     path = tmp_path / "link.json"
     config = load_config({"exchange": {"link": path}})
     assert link_file.offer(Config(), "tcp") is None
-    missing = Shared.of(link_file.offer(config, "tcp"))
+    missing = AgreedLink.of(link_file.offer(config, "tcp"))
     with pytest.raises(ConfigError, match="no such file on rank 0"):
         missing.check()
     write_link(path, favouring("ring"))
-    found = Shared.of(link_file.offer(config, "tcp"))
+    found = AgreedLink.of(link_file.offer(config, "tcp"))
     found.check()
     assert found.figures == link_file.read(path)
     with pytest.raises(ConfigError, match="was measured over 'tcp', and these ranks use 'mpi'"):
@@ -124,9 +124,9 @@ def test_where_the_file_is_may_differ_between_ranks() -> None:
 
 
 def test_damaged_figures_of_a_checkpoint_are_refused() -> None:
-    assert Shared.saved(None, Path("manifest.json")) == Shared()
+    assert AgreedLink.saved(None, Path("manifest.json")) == AgreedLink()
     with pytest.raises(StateError, match=r"manifest\.json"):
-        Shared.saved(favouring("ring") | {"byte_s": -1}, Path("manifest.json"))
+        AgreedLink.saved(favouring("ring") | {"byte_s": -1}, Path("manifest.json"))
 
 
 def test_a_paced_rank_is_no_faster_than_its_pace() -> None:
