@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from compressa.aggregators.base import Round, State, World
 from compressa.aggregators.single import build_aggregator
-from compressa.collectives.base import Compute, Exchange, Program, Together
+from compressa.collectives.base import Compute, Exchange, Program, SideBySide
 from compressa.compressor import Compressor
 from compressa.config import Config
 from compressa.engine.units.sums import Sums
@@ -137,5 +137,5 @@ def _run(program: Program[None]) -> Port:
             answer = dict(operation.incoming)
         elif isinstance(operation, Compute):
             answer = operation.work()
-        elif isinstance(operation, Together):
+        elif isinstance(operation, SideBySide):
             port = sum(map(_run, operation.programs), port)

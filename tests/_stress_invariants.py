@@ -83,19 +83,19 @@ class Invariants:
 
     # What must hold then
 
-    def failed(self, answers: Answers, *, together: bool) -> None:
+    def failed(self, answers: Answers, *, alike: bool) -> None:
         """Check errors of survivors by the faults that nobody has been told of yet.
 
         Args:
             answers: Of survivors.
-            together: Whether all must raise the same error, as they do in a step. Of a start or a
+            alike: Whether all must raise the same error, as they do in a step. Of a start or a
                 new one, some may hear at their next call only.
         """
         fresh = [f for f in self._happened if f.ends_the_step and f not in self._judged]
         check(fresh, "verdict", f"without a fault: {answers}")
         self._judged |= set(fresh)
         verdicts = {(seen["type"], *seen["ranks"]) for seen in answers.values()}
-        check(len(verdicts) == 1 or not together, "verdict", answers)
+        check(len(verdicts) == 1 or not alike, "verdict", answers)
         struck_s = min(map(self._time_s, fresh))
         told_s = [seen["at_s"] for seen in answers.values() if seen["type"]]
         self.slowest_s = max(self.slowest_s, max(told_s) - struck_s)

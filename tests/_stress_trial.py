@@ -59,14 +59,14 @@ class Trial:
         answers = self._call(
             ranks.begin, config=self._config(), faults=faults, folder=str(self._folder)
         )
-        return self._good(answers, together=False)
+        return self._good(answers, alike=False)
 
     def _train(self) -> bool:
         """Train to the last step, with whoever is left; return whether it was reached."""
         while True:
             answers = self._call(ranks.train)
             self._must.trained(answers)
-            if self._good(answers, together=True):
+            if self._good(answers, alike=True):
                 return True
             if not self._schedule.recovers:
                 return False
@@ -76,15 +76,15 @@ class Trial:
         """Have survivors go on, also without those that are lost meanwhile."""
         for _ in range(self._schedule.size):
             answers = self._call(ranks.reform, ranks=self._alive)
-            if self._good(answers, together=False):
+            if self._good(answers, alike=False):
                 return
         raise InvariantError("calls", f"no end of handle.reform: {answers}")
 
-    def _good(self, answers: Answers, *, together: bool) -> bool:
+    def _good(self, answers: Answers, *, alike: bool) -> bool:
         """Return whether no survivor has raised anything; if one has, it must be right."""
         good = not any(seen["type"] for seen in answers.values())
         if not good:
-            self._must.failed(answers, together=together)
+            self._must.failed(answers, alike=alike)
         return good
 
     def _close(self) -> None:

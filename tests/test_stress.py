@@ -137,7 +137,7 @@ def corrupt(*senders: int) -> dict[str, Any]:
 
 
 def test_what_is_right_is_not_found_fault_with(must: Invariants) -> None:
-    must.failed({0: lost(), 2: lost()}, together=True)
+    must.failed({0: lost(), 2: lost()}, alike=True)
     must.blamed(0, corrupt(2))
 
 
@@ -156,18 +156,18 @@ def test_what_is_right_is_not_found_fault_with(must: Invariants) -> None:
 )
 def test_a_wrong_verdict_is_found_out(what: str, seen: dict[str, Any], must: Invariants) -> None:
     with pytest.raises(InvariantError, match=f"^{what}: "):
-        must.failed({0: seen, 2: seen}, together=True)
+        must.failed({0: seen, 2: seen}, alike=True)
 
 
 def test_verdicts_that_differ_are_found_out(must: Invariants) -> None:
     with pytest.raises(InvariantError, match=r"^verdict: "):
-        must.failed({0: lost(), 2: corrupt(2)}, together=True)
+        must.failed({0: lost(), 2: corrupt(2)}, alike=True)
 
 
 def test_an_error_for_no_new_reason_is_found_out(must: Invariants) -> None:
-    must.failed({0: lost(), 2: lost()}, together=True)
+    must.failed({0: lost(), 2: lost()}, alike=True)
     with pytest.raises(InvariantError, match=r"^verdict: without a fault"):
-        must.failed({0: lost(), 2: lost()}, together=True)
+        must.failed({0: lost(), 2: lost()}, alike=True)
 
 
 def test_a_fault_that_nobody_is_told_of_is_found_out(must: Invariants) -> None:

@@ -18,7 +18,7 @@ from compressa.collectives import (
     tree,
 )
 from compressa.collectives.accumulator import Accumulator, Span
-from compressa.collectives.base import Program, Together
+from compressa.collectives.base import Program, SideBySide
 from compressa.collectives.cost import Stage, Symmetry, always, in_pairs, never
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
@@ -97,6 +97,6 @@ def segmented(algorithm: Algorithm, segments: int) -> AllReduce:
             algorithm.all_reduce(values, part, group, scratch.part(number))
             for number, part in enumerate(parts)
         ]
-        yield Together(programs, len(algorithm.stages(0, group.size)))
+        yield SideBySide(programs, len(algorithm.stages(0, group.size)))
 
     return all_reduce

@@ -98,7 +98,7 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Together:
+class SideBySide:
     """Programs side by side; resumes the program, with None, when all of them have ended.
 
     Attributes:
@@ -115,6 +115,6 @@ class Together:
         return self.stages * len(self.programs)
 
 
-Operation = Exchange | BackendAllReduce | LoweredSum | Compute | Together
+Operation = Exchange | BackendAllReduce | LoweredSum | Compute | SideBySide
 """Of each, `exchanges` says how many names of messages it takes."""
 Program = Generator[Operation, Any, T]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from compressa.collectives.accumulator import Accumulator, Author, Span
-from compressa.collectives.base import Compute, Exchange, Program, Together
+from compressa.collectives.base import Compute, Exchange, Program, SideBySide
 from compressa.collectives.scratch import Scratch
 
 VALUES, SCRATCH = 0, 1
@@ -170,7 +170,7 @@ class _Lowering:
     def run(self, program: Program[Any]) -> None:
         """Note a whole program: one chain, or several side by side."""
         first = next(program)
-        if not isinstance(first, Together):
+        if not isinstance(first, SideBySide):
             self._chain(program, first, 0, 1)
             return
         count = len(first.programs)

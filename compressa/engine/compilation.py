@@ -34,7 +34,7 @@ _STEPS = 3
 _compiled: set[str] = set()  # by this process
 
 
-def compile_together(
+def compile_on_all_ranks(
     session: Session,
     parameters: Sequence[ParameterInfo],
     compressors: Mapping[str, Compressor],

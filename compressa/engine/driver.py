@@ -20,7 +20,7 @@ from compressa.collectives.base import (
     Exchange,
     LoweredSum,
     Operation,
-    Together,
+    SideBySide,
 )
 from compressa.engine.control.waits import Wait
 from compressa.engine.device_stream import DeviceStream
@@ -245,7 +245,7 @@ class Driver:
             return
         if self._landing is task:
             self._landed()
-        if isinstance(operation, Together):
+        if isinstance(operation, SideBySide):
             self._spread(task, operation)
         elif self._transport.ordered(operation):
             self._ordered.held[task.key] = (task, operation)
@@ -265,7 +265,7 @@ class Driver:
                 for item in gathered:
                     self._launch(*item)
 
-    def _spread(self, task: Task, operation: Together) -> None:
+    def _spread(self, task: Task, operation: SideBySide) -> None:
         """Start programs side by side; the first stages of all come before the second of any."""
         first, count = task.stage, len(operation.programs)
         task.stage += operation.exchanges * task.stride

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine.compilation import compile_together
+from compressa.engine.compilation import compile_on_all_ranks
 from compressa.engine.control.control import Control
 from compressa.engine.control.deferred_error import DeferredError
 from compressa.engine.device_stream import DeviceStream
@@ -176,5 +176,5 @@ def start_engine(
         caller=caller,
     )
     with session.closed_on_error():
-        compile_together(session, parameters, compressors, config)
+        compile_on_all_ranks(session, parameters, compressors, config)
         return Engine(session, parameters, compressors)

@@ -121,7 +121,7 @@ def _go_on(
             engine.succeed(old)
             return Reformed(engine, ranks, max(s.next_step for s in standings), None)
         step = min(standing.next_step for standing in standings)
-        _check_together(standings, step)
+        _check_common_step(standings, step)
     if own.next_step > step:
         old.undo.restore()
     engine.succeed(old)
@@ -140,7 +140,7 @@ def _standing(engine: Engine, next_step: int) -> Standing:
     return Standing(next_step, next_step if begun is None else begun)
 
 
-def _check_together(standings: Sequence[Standing], step: int) -> None:
+def _check_common_step(standings: Sequence[Standing], step: int) -> None:
     for rank, standing in enumerate(standings):
         if standing.earliest_step > step:
             raise StateError(

@@ -6,7 +6,7 @@ import json
 
 from compressa.compressor import Compressor
 from compressa.config import Config, Source, assign, load_config, recompressed
-from compressa.engine.compilation import compile_together
+from compressa.engine.compilation import compile_on_all_ranks
 from compressa.engine.engine import Engine
 from compressa.engine.start.startup import check_alike
 from compressa.errors import StateError
@@ -49,6 +49,6 @@ def switch(engine: Engine, config: Config, source: Source, next_step: int, step:
     told = [json.loads(text) for text in engine.session.call_on_all("handle.switch", prepare)]
     check_alike(told, "", "call handle.switch alike on every rank")
     ((new, compressors),) = wanted
-    compile_together(engine.session, engine.parameters, compressors, new)
+    compile_on_all_ranks(engine.session, engine.parameters, compressors, new)
     engine.switch(compressors, step)
     return new

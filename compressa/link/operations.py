@@ -60,8 +60,8 @@ class Operation:
             ArithmeticError: The first one's result is wrong.
             TransportError: A rank is lost, or does not come.
         """
-        together = session.barrier, session.slowest
-        found = timed(self.call, self.verify, *together, ask.budget_s, ask.rounds)
+        collectives = session.barrier, session.slowest
+        found = timed(self.call, self.verify, *collectives, ask.budget_s, ask.rounds)
         self.close()
         return found
 

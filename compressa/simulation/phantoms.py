@@ -30,7 +30,7 @@ from compressa.aggregators.base import (
     World,
 )
 from compressa.collectives.accumulator import Accumulator, Author, Span
-from compressa.collectives.base import Compute, Exchange, Program, Together
+from compressa.collectives.base import Compute, Exchange, Program, SideBySide
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.digraphs import Digraph
 from compressa.collectives.scratch import Scratch
@@ -229,7 +229,7 @@ def loads_of(program: Program[None]) -> Counter[str]:
         except StopIteration:
             return loads
         answer = None
-        if isinstance(operation, Together):
+        if isinstance(operation, SideBySide):
             for part in operation.programs:
                 loads += loads_of(part)
         elif isinstance(operation, Compute):

@@ -22,7 +22,7 @@ from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
 from compressa.config import Config
 from compressa.engine import compilation
-from compressa.engine.compilation import compile_kernels, compile_together
+from compressa.engine.compilation import compile_kernels, compile_on_all_ranks
 from compressa.engine.device_stream import CudaDeviceStream
 from compressa.errors import BackendUnavailable
 from compressa.parameters import ParameterInfo
@@ -106,4 +106,4 @@ def test_a_kernel_that_can_not_be_loaded_ends_the_registration_with_the_fix(
             mock.patch.object(StreamedEmulated, "launch", side_effect=reason),
             pytest.raises(BackendUnavailable, match=fix),
         ):
-            compile_together(session, MODEL, {p.name: Int8() for p in MODEL}, Config())
+            compile_on_all_ranks(session, MODEL, {p.name: Int8() for p in MODEL}, Config())

@@ -17,7 +17,7 @@ from ordered_loopback import OrderedLoopback
 
 from compressa.codecs import Int8, NoCompression, TopK
 from compressa.collectives import Compute, Exchange
-from compressa.collectives.base import Together
+from compressa.collectives.base import SideBySide
 from compressa.compressor import Compressor
 from compressa.engine.driver import Driver
 from compressa.engine.task import Task
@@ -164,11 +164,11 @@ def test_what_waits_for_others_of_its_message_ends_with_the_rest() -> None:
 
 def test_programs_side_by_side_take_turns_and_no_two_exchanges_share_a_name() -> None:
     def inner() -> Generator[Any, Any, None]:
-        yield Together([exchanges(2), exchanges(2)], 2)
+        yield SideBySide([exchanges(2), exchanges(2)], 2)
 
     def outer() -> Generator[Any, Any, None]:
         yield Exchange({}, {})
-        yield Together([inner(), inner(), inner()], 4)
+        yield SideBySide([inner(), inner(), inner()], 4)
         yield Exchange({}, {})
 
     bench = Bench()

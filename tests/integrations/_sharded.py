@@ -76,17 +76,17 @@ def net_of(
     hybrid: bool = False,
     reshard: bool = True,
     unused: bool = True,
-    together: bool = False,
+    one_group: bool = False,
     **policy: str,
 ) -> nn.Module:
-    """Return a sharded net, the same on every rank; its blocks are one group if `together`."""
+    """Return a sharded net, the same on every rank; its blocks are one group if `one_group`."""
     torch.manual_seed(7)
     net = Net()
     how: dict[str, Any] = {"mesh": mesh_of(hybrid), "reshard_after_forward": reshard}
     if policy:
         dtypes = {name: DTYPES[dtype] for name, dtype in policy.items()}
         how["mp_policy"] = MixedPrecisionPolicy(**dtypes)
-    if together:
+    if one_group:
         fully_shard(list(net.blocks), **how)
     else:
         for block in net.blocks:

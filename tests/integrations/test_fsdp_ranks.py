@@ -45,11 +45,11 @@ BOTH = {**INT8, "fsdp": {"gradients": "both", "weights": "int8"}}
     [
         {},
         {"reshard": False, "parts": 3, "clip": 0.5},
-        {"together": True},
+        {"one_group": True},
         {"param_dtype": "bfloat16"},
         {"param_dtype": "bfloat16", "reduce_dtype": "float32"},
     ],
-    ids=["plain", "accumulated", "together", "bfloat16", "mixed"],
+    ids=["plain", "accumulated", "one_group", "bfloat16", "mixed"],
 )
 def test_without_compression_two_ranks_have_the_bits_of_fsdp2(
     how: dict[str, Any], two: Group

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
+from compressa.collectives.base import Compute, Exchange, Operation, Program, SideBySide
 from compressa.compressor import Compressor
 from compressa.engine.device_stream import DeviceStream, resources_for
 from compressa.engine.units.phase import Member, Phase
@@ -94,7 +94,7 @@ class Bundle:
         results = [None] * len(operations)
         each = partial(_into, results)
         stages = max(operation.exchanges for operation in operations)
-        yield Together([each(i, operation) for i, operation in enumerate(operations)], stages)
+        yield SideBySide([each(i, operation) for i, operation in enumerate(operations)], stages)
         return results
 
     def _as_one(self, exchanges: Sequence[Exchange], turn: int) -> Program[list[Any]]:

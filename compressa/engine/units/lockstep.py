@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from compressa.aggregators.base import CPU, State, StepContext, World
-from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
+from compressa.collectives.base import Compute, Exchange, Operation, Program, SideBySide
 from compressa.compressor import Compressor
 from compressa.engine.units.sums import Sums
 from compressa.engine.units.unit_runtime import UnitRuntime, all_delivered_finite
@@ -122,9 +122,9 @@ def run_alike(programs: Sequence[Program[None]], touch: Touch = lambda data: dat
     """Run programs, one of each rank, that ask for the same exchanges in the same order."""
     asked = [_advance(program, None) for program in programs]
     while asked[0] is not None:
-        if isinstance(asked[0], Together):
-            together = [operation for operation in asked if isinstance(operation, Together)]
-            for side_by_side in zip(*(each.programs for each in together), strict=True):
+        if isinstance(asked[0], SideBySide):
+            spread = [operation for operation in asked if isinstance(operation, SideBySide)]
+            for side_by_side in zip(*(each.programs for each in spread), strict=True):
                 run_alike(side_by_side, touch)
             answers: Sequence[object] = [None] * len(programs)
         else:
@@ -133,7 +133,7 @@ def run_alike(programs: Sequence[Program[None]], touch: Touch = lambda data: dat
         asked = [_advance(*pair) for pair in zip(programs, answers, strict=True)]
 
 
-def _advance(program: Program[None], answer: object) -> Exchange | Together | None:
+def _advance(program: Program[None], answer: object) -> Exchange | SideBySide | None:
     """Run one rank up to its next exchanges; None at its end."""
     try:
         operation: Operation = program.send(answer)
@@ -141,7 +141,7 @@ def _advance(program: Program[None], answer: object) -> Exchange | Together | No
             operation = program.send(operation.work())
     except StopIteration:
         return None
-    assert isinstance(operation, (Exchange, Together)), "the ranks in lockstep have no backend"
+    assert isinstance(operation, (Exchange, SideBySide)), "the ranks in lockstep have no backend"
     return operation
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from compressa.aggregators.base import State, StepContext
-from compressa.collectives.base import Exchange, Program, Together
+from compressa.collectives.base import Exchange, Program, SideBySide
 from compressa.engine.communication import wrapped
 from compressa.engine.device_stream import Mark
 from compressa.engine.measuring.profiler import Ledger
@@ -173,7 +173,7 @@ class Shards:
             stages = range(len(programs))
             self.session.follow([Transfer(0, stage, 0) for stage in stages], stages)
         try:
-            self.session.run(_together(programs))
+            self.session.run(_side_by_side(programs))
         except BaseException as error:
             self.session.fail(wrapped(error))
             if self._counted and isinstance(error, TransportError):
@@ -189,6 +189,6 @@ class Shards:
         )
 
 
-def _together(programs: Sequence[Program[None]]) -> Program[None]:
+def _side_by_side(programs: Sequence[Program[None]]) -> Program[None]:
     if programs:
-        yield Together(programs, 1)
+        yield SideBySide(programs, 1)

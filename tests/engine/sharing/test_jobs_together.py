@@ -14,7 +14,7 @@ from _training import train
 pytestmark = pytest.mark.ranks
 
 
-def together(groups: list[Group], function: str, **arguments: Any) -> list[list[Any]]:
+def side_by_side(groups: list[Group], function: str, **arguments: Any) -> list[list[Any]]:
     """Run the same job in several groups at the same time."""
     started = [(group, group.start(function, **arguments)) for group in groups]
     ended = [group.collect(processes, 90.0) for group, processes in started]
@@ -36,7 +36,7 @@ def test_two_jobs_of_one_configuration_train_as_alone(
     config = settings("topk", exchange={"connections": 3}, schedule=sections[schedule])
     groups = [fresh(2), fresh(2)]
     alone = groups[0].run(train, config=config)
-    for results in together(groups, train, config=config, steps=4):
+    for results in side_by_side(groups, train, config=config, steps=4):
         assert same([r["parameters"] for r in results]) == alone[0]["parameters"]
 
 

@@ -13,7 +13,7 @@ from compressa.collectives.base import (
     Exchange,
     LoweredSum,
     Program,
-    Together,
+    SideBySide,
 )
 from compressa.engine.units.bundles import Bundle
 
@@ -43,7 +43,7 @@ def run(program: Program[None], asked: list[Any]) -> None:
         asked.append(operation)
         if isinstance(operation, Compute):
             answer = operation.work()
-        elif isinstance(operation, Together):
+        elif isinstance(operation, SideBySide):
             for each in operation.programs:
                 run(each, asked)
             answer = None
@@ -89,14 +89,14 @@ def test_what_units_do_at_one_time_is_one_piece_of_work_and_one_message() -> Non
 def test_messages_of_unknown_length_leave_side_by_side() -> None:
     _, asked = told(SIZES, together=True, exact=False)
     kinds = [type(each) for each in asked]
-    assert kinds == [Compute, Together, *[Exchange] * 3, Compute, Together, *[Exchange] * 2]
+    assert kinds == [Compute, SideBySide, *[Exchange] * 3, Compute, SideBySide, *[Exchange] * 2]
 
 
 def test_what_is_large_is_not_copied() -> None:
     alone, _ = told(SIZES, together=False)
     log, asked = told(SIZES, together=True, joins=False)
     assert log == alone
-    assert sum(isinstance(each, Together) for each in asked) == 2
+    assert sum(isinstance(each, SideBySide) for each in asked) == 2
 
 
 def test_memory_is_the_same_in_every_step() -> None:
@@ -120,7 +120,7 @@ def test_units_that_do_different_things_do_them_side_by_side() -> None:
     log: list[Any] = []
     asked: list[Any] = []
     run(Bundle([], "both").program([unit(0, [3], log), other()]), asked)
-    assert [type(each) for each in asked] == [Compute, Together, Exchange, BackendAllReduce]
+    assert [type(each) for each in asked] == [Compute, SideBySide, Exchange, BackendAllReduce]
     assert log == [(0, 0, [1, 2, 3])]
 
 
@@ -132,17 +132,17 @@ def test_sums_side_by_side_have_names_for_all_their_exchanges() -> None:
 
     asked: list[Any] = []
     run(Bundle([], "both").program([sums(3), sums(2)]), asked)
-    (together,) = (each for each in asked if isinstance(each, Together))
-    assert together.stages == 3
+    (bundle,) = (each for each in asked if isinstance(each, SideBySide))
+    assert bundle.stages == 3
 
 
 def test_programs_side_by_side_within_others_have_names_as_well() -> None:
     def segmented(segments: int) -> Program[None]:
-        yield Together([unit(i, [4, 4], [], exact=False) for i in range(segments)], 2)
+        yield SideBySide([unit(i, [4, 4], [], exact=False) for i in range(segments)], 2)
 
     asked: list[Any] = []
     run(Bundle([], "both").program([segmented(3), segmented(2)]), asked)
-    outer = next(each for each in asked if isinstance(each, Together))
+    outer = next(each for each in asked if isinstance(each, SideBySide))
     assert outer.stages == 6
     assert outer.exchanges == 12
 
