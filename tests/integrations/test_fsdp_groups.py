@@ -11,7 +11,7 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from compressa.errors import BackendUnavailable
 from compressa.integrations.fsdp.groups import sharding_of
-from compressa.integrations.fsdp.places import FlatPlace, lay_out, slice_elems
+from compressa.integrations.fsdp.sliced import SlicedFlat, lay_out, slice_elems
 from compressa.parameters import ParameterInfo
 
 
@@ -29,16 +29,16 @@ SHAPES = [(37, 18), (45,), (3, 7, 5), (1,), (256, 2), (4, 1)]
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 64])
 def test_slices_are_those_that_torch_cuts_and_pads(ranks: int) -> None:
     infos = [ParameterInfo(i, str(i), shape) for i, shape in enumerate(SHAPES)]
-    places = lay_out(infos, ranks)
+    sliced = lay_out(infos, ranks)
     values = [torch.arange(1.0, 1 + math.prod(shape)).view(shape) for shape in SHAPES]
-    flat = torch.zeros(ranks * slice_elems(places))
+    flat = torch.zeros(ranks * slice_elems(sliced))
     torch._chunk_cat(values, 0, ranks, out=flat.view(ranks, -1))  # what FSDP2 calls
-    for place, value in zip(places, values, strict=True):
+    for one, value in zip(sliced, values, strict=True):
         owned = []
         for rank in range(ranks):
-            part = place.view(flat, rank, rank * slice_elems(places))
-            assert part.numel() == math.prod(place.local_shape(rank))
-            segment = place.of(rank)
+            part = one.view(flat, rank, rank * slice_elems(sliced))
+            assert part.numel() == math.prod(one.local_shape(rank))
+            segment = one.of(rank)
             torch.testing.assert_close(part, value.flatten()[segment.start : segment.stop])
             owned.append(part)
         torch.testing.assert_close(torch.cat(owned), value.flatten())
@@ -51,18 +51,18 @@ def test_flat_slices_are_those_that_torch_cuts_and_pads(ranks: int, gap: int) ->
     lying = torch.cat([torch.nn.functional.pad(value, (0, gap)) for value in values])
     shards = [FlatParamHandle._get_shard(lying, rank, ranks)[0] for rank in range(ranks)]
     each, first = shards[0].numel(), 0
-    places = []
+    sliced = []
     for i, (shape, value) in enumerate(zip(SHAPES, values, strict=True)):
-        places.append(FlatPlace(ParameterInfo(i, str(i), shape), first, each))
+        sliced.append(SlicedFlat(ParameterInfo(i, str(i), shape), first, each))
         first += value.numel() + gap
-    assert slice_elems(places) == each
+    assert slice_elems(sliced) == each
     flat = torch.cat(shards)
-    for place, value in zip(places, values, strict=True):
-        segments = [place.of(rank) for rank in range(ranks)]
-        assert max(segment.elems for segment in segments) <= place.elems
+    for one, value in zip(sliced, values, strict=True):
+        segments = [one.of(rank) for rank in range(ranks)]
+        assert max(segment.elems for segment in segments) <= one.elems
         for rank, segment in enumerate(segments):
             own = value[segment.start : segment.stop]
-            assert place.local_shape(rank) == own.shape
-            torch.testing.assert_close(place.view(flat, rank, rank * each), own)
-            torch.testing.assert_close(place.view(shards[rank], rank), own)
+            assert one.local_shape(rank) == own.shape
+            torch.testing.assert_close(one.view(flat, rank, rank * each), own)
+            torch.testing.assert_close(one.view(shards[rank], rank), own)
         assert sum(segment.elems for segment in segments) == value.numel()

@@ -20,8 +20,8 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs.base import Codec
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.engine.measuring.profiler import Ledger
-from compressa.integrations.fsdp.places import Place
 from compressa.integrations.fsdp.reduce_scatter import nothing, scopes_of
+from compressa.integrations.fsdp.sliced import SlicedParameter
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class GatheredPart:
     Args:
         number: Of the part; payloads bear it.
         codec: What encodes, without feedback.
-        places: Where the parameters lie.
+        sliced: The parameters.
         slice_elems: Elements of a rank's slice of the whole group.
         world: This rank among the shards.
         ledger: Counts what is sent, and how long that takes.
@@ -57,14 +57,14 @@ class GatheredPart:
         self,
         number: int,
         codec: Codec,
-        places: Sequence[Place],
+        sliced: Sequence[SlicedParameter],
         slice_elems: int,
         world: World,
         ledger: Ledger,
     ) -> None:
-        self._name, self._places, self._slice = codec.name, places, slice_elems
+        self._name, self._sliced, self._slice = codec.name, sliced, slice_elems
         self._world, self._ledger = world, ledger
-        owned = {rank: scopes_of(places, rank) for rank in (world.rank, *world.peers)}
+        owned = {rank: scopes_of(sliced, rank) for rank in (world.rank, *world.peers)}
         self._payloads = {
             rank: ScopePayload(codec, number, scopes, world, feedback=None)
             for rank, scopes in owned.items()
@@ -72,7 +72,7 @@ class GatheredPart:
         }
         self._buffers = {rank: payload.buffer() for rank, payload in self._payloads.items()}
         self._exact = all(payload.exact for payload in self._payloads.values())
-        own, itemsize = self._payloads.get(world.rank), places[0].parameter.dtype.itemsize
+        own, itemsize = self._payloads.get(world.rank), sliced[0].parameter.dtype.itemsize
         self._dense_bytes = itemsize * own.elems if own else 0
 
     def program(self, gathering: Gathering) -> Program[None]:
@@ -87,7 +87,7 @@ class GatheredPart:
 
     def warm_up(self) -> None:
         """Call all kernels once, on zeros."""
-        elems, dtype = self._slice * self._world.size, self._places[0].parameter.dtype
+        elems, dtype = self._slice * self._world.size, self._sliced[0].parameter.dtype
         zeros = Gathering(
             torch.zeros(elems, dtype=dtype, device=self._world.device), StepContext(0)
         )
@@ -119,4 +119,4 @@ class GatheredPart:
         self._ledger.add_time(self._name, "decode", time.perf_counter() - begun_s)
 
     def _slices(self, gathering: Gathering, rank: int) -> list[torch.Tensor]:
-        return [place.view(gathering.out, rank, rank * self._slice) for place in self._places]
+        return [one.view(gathering.out, rank, rank * self._slice) for one in self._sliced]

@@ -145,10 +145,10 @@ def _owned(sharding: Sharding) -> tuple[ParameterInfo, ...]:
     """
     rank = sharding.shards.rank()
     owned = [
-        replace(place.parameter, shape=place.local_shape(rank), fragment=group.number)
+        replace(one.parameter, shape=one.local_shape(rank), fragment=group.number)
         for group in sharding.groups
-        for place in group.reduced
-        if place.of(rank).elems
+        for one in group.reduced
+        if one.of(rank).elems
     ]
     owned.sort(key=lambda parameter: parameter.index)
     return tuple(replace(parameter, index=index) for index, parameter in enumerate(owned))

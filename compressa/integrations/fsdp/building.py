@@ -12,10 +12,10 @@ from compressa.engine.measuring.profiler import Ledger
 from compressa.engine.session import Session
 from compressa.integrations.fsdp.all_gather import GatheredPart
 from compressa.integrations.fsdp.groups import Sharding
-from compressa.integrations.fsdp.places import Place, slice_elems
 from compressa.integrations.fsdp.planning import Plan
 from compressa.integrations.fsdp.reduce_scatter import ReducedPart
 from compressa.integrations.fsdp.shards import Shards
+from compressa.integrations.fsdp.sliced import SlicedParameter, slice_elems
 from compressa.kernels.compiled import PATIENCE_S, compile_once
 
 _PART_BYTES = 1 << 20  # of a rank's slice: one part is encoded while another is on the wire
@@ -56,14 +56,14 @@ class Builder:
                 own = self._parts(group.reduced, self._plan.codings)
                 elems = slice_elems(group.reduced)
                 reduced[group.number] = [
-                    ReducedPart(n, coding, places, elems, self._world, gradients)
-                    for n, coding, places in own
+                    ReducedPart(n, coding, sliced, elems, self._world, gradients)
+                    for n, coding, sliced in own
                 ]
             if self._plan.weights:
                 elems = slice_elems(group.gathered)
                 gathered[group.number] = [
-                    GatheredPart(n, codec, places, elems, self._world, weights)
-                    for n, codec, places in self._parts(group.gathered, self._plan.weights)
+                    GatheredPart(n, codec, sliced, elems, self._world, weights)
+                    for n, codec, sliced in self._parts(group.gathered, self._plan.weights)
                 ]
         chain = itertools.chain.from_iterable
         self._compile([*chain(reduced.values()), *chain(gathered.values())])
@@ -79,14 +79,14 @@ class Builder:
         )
 
     def _parts(
-        self, places: Sequence[Place], codings: Mapping[str, Coded]
-    ) -> list[tuple[int, Coded, list[Place]]]:
+        self, sliced: Sequence[SlicedParameter], codings: Mapping[str, Coded]
+    ) -> list[tuple[int, Coded, list[SlicedParameter]]]:
         """Put parameters that are encoded alike together, until a part is large."""
-        filling: defaultdict[Coded, list[Place]] = defaultdict(list)
-        full: list[tuple[Coded, list[Place]]] = []
-        for place in (place for place in places if place.elems):
-            coding = codings[place.parameter.name]
-            filling[coding].append(place)
+        filling: defaultdict[Coded, list[SlicedParameter]] = defaultdict(list)
+        full: list[tuple[Coded, list[SlicedParameter]]] = []
+        for one in (one for one in sliced if one.elems):
+            coding = codings[one.parameter.name]
+            filling[coding].append(one)
             if sum(p.elems * p.parameter.dtype.itemsize for p in filling[coding]) >= _PART_BYTES:
                 full.append((coding, filling.pop(coding)))
         return [(next(self._number), *part) for part in [*full, *filling.items()]]

@@ -11,8 +11,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from compressa.errors import StateError
 from compressa.integrations.fsdp.groups import CALLER, Group
-from compressa.integrations.fsdp.places import Place, slice_elems
 from compressa.integrations.fsdp.shards import Shards
+from compressa.integrations.fsdp.sliced import SlicedParameter, slice_elems
 
 
 class _Compressed:
@@ -77,18 +77,18 @@ class CompressedAllGather(_Compressed, AllGather):
         self._shards.all_gather(self._group.number, output_tensor)
 
 
-def changed(places: Sequence[Place], brought: torch.Tensor) -> StateError | None:
+def changed(sliced: Sequence[SlicedParameter], brought: torch.Tensor) -> StateError | None:
     """Return an error if FSDP2 brings something else than the parameters that a group had.
 
     Args:
-        places: Where these lie in a rank's slice.
+        sliced: Those of a rank's slice.
         brought: A rank's slice of what it brings.
     """
-    elems, dtype = slice_elems(places), places[0].parameter.dtype
+    elems, dtype = slice_elems(sliced), sliced[0].parameter.dtype
     if (brought.numel(), brought.dtype) == (elems, dtype):
         return None
     return StateError(
-        f"{CALLER}: of the group of {places[0].parameter.name!r}, FSDP2 brings {brought.numel()} "
+        f"{CALLER}: of the group of {sliced[0].parameter.name!r}, FSDP2 brings {brought.numel()} "
         f"values of {brought.dtype} for each rank, in place of {elems} of {dtype}: a parameter had "
         "no gradient in this pass, was frozen or unfrozen since, or has another dtype; call "
         "model.set_reduce_scatter_unused_params(True), or shard the model anew"

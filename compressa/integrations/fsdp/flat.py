@@ -19,7 +19,7 @@ from torch.distributed.fsdp._common_utils import HandleTrainingState
 from compressa.config.roles import Held, infos_of
 from compressa.errors import StateError
 from compressa.integrations.fsdp.groups import Group, Sharding
-from compressa.integrations.fsdp.places import FlatPlace, Place
+from compressa.integrations.fsdp.sliced import SlicedFlat, SlicedParameter
 from compressa.parameters import ParameterInfo, plain_name
 
 
@@ -135,12 +135,12 @@ def _group(number: int, unit: Any, infos: Mapping[tuple[nn.Module, str], Paramet
     inner = unit._handle
     flat = inner.flat_param
     elems, own = flat._sharded_size.numel(), zip(flat._param_infos, trained(inner), strict=True)
-    places: list[Place] = []
+    sliced: list[SlicedParameter] = []
     first = 0
     for run, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
         if not padding:
             (attribute, module, _), wanted = next(own)
             if wanted:
-                places.append(FlatPlace(infos[module, attribute], first, elems))
+                sliced.append(SlicedFlat(infos[module, attribute], first, elems))
         first += run
-    return Group(number, unit, inner, tuple(places), ())
+    return Group(number, unit, inner, tuple(sliced), ())

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from compressa.config.roles import parameter_infos
 from compressa.errors import BackendUnavailable, StateError
-from compressa.integrations.fsdp.places import Place, lay_out
+from compressa.integrations.fsdp.sliced import SlicedParameter, lay_out
 from compressa.parameters import ParameterInfo, plain_parameters
 
 CALLER = "compressa.apply_to_fsdp"
@@ -45,8 +45,8 @@ class Group:
     number: int
     module: Any
     inner: Any
-    reduced: tuple[Place, ...]
-    gathered: tuple[Place, ...]
+    reduced: tuple[SlicedParameter, ...]
+    gathered: tuple[SlicedParameter, ...]
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ class Sharding:
     @property
     def reduced(self) -> tuple[ParameterInfo, ...]:
         """All trainable parameters, in the model's order, numbered from 0."""
-        return _ordered(place for group in self.groups for place in group.reduced)
+        return _ordered(one for group in self.groups for one in group.reduced)
 
     @property
     def gathered(self) -> tuple[ParameterInfo, ...]:
         """All parameters, in the model's order."""
-        return _ordered(place for group in self.groups for place in group.gathered)
+        return _ordered(one for group in self.groups for one in group.gathered)
 
 
-def _ordered(places: Any) -> tuple[ParameterInfo, ...]:
-    return tuple(sorted((place.parameter for place in places), key=lambda p: p.index))
+def _ordered(sliced: Any) -> tuple[ParameterInfo, ...]:
+    return tuple(sorted((one.parameter for one in sliced), key=lambda p: p.index))
 
 
 def sharding_of(model: nn.Module) -> Sharding:

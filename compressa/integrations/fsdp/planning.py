@@ -136,7 +136,7 @@ def _check_gathers(sharding: Sharding) -> None:
                 f"fsdp.weights: the group of {first!r} is resharded to fewer ranks after forward; "
                 "give fully_shard reshard_after_forward=True or False"
             )
-        dtypes = {place.parameter.dtype for place in group.gathered}
+        dtypes = {one.parameter.dtype for one in group.gathered}
         local = (parameter._sharded_local_tensor for parameter in inner.fsdp_params)
         if len(dtypes) > 1 or any(hasattr(x, "fsdp_pre_all_gather") for x in local):
             raise ConfigError(

@@ -26,7 +26,7 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import put
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.engine.measuring.profiler import Ledger
-from compressa.integrations.fsdp.places import Place
+from compressa.integrations.fsdp.sliced import SlicedParameter
 from compressa.parameter_server.coding import Coding
 
 
@@ -55,9 +55,9 @@ class Reduction:
     after: Callable[[], object] = nothing
 
 
-def scopes_of(places: Sequence[Place], rank: int) -> list[Scope]:
+def scopes_of(sliced: Sequence[SlicedParameter], rank: int) -> list[Scope]:
     """Return what a rank owns of parameters, each as a scope of its own."""
-    owned = [(i, place.of(rank)) for i, place in enumerate(places)]
+    owned = [(i, one.of(rank)) for i, one in enumerate(sliced)]
     return [Scope(i, 0, segment) for i, segment in owned if segment.elems]
 
 
@@ -67,7 +67,7 @@ class ReducedPart:
     Args:
         number: Of the part; payloads bear it.
         coding: What encodes.
-        places: Where the parameters lie.
+        sliced: The parameters.
         slice_elems: Elements of a rank's slice of the whole group.
         world: This rank among the shards, and its state.
         ledger: Counts what is sent, and how long that takes.
@@ -77,14 +77,14 @@ class ReducedPart:
         self,
         number: int,
         coding: Coding,
-        places: Sequence[Place],
+        sliced: Sequence[SlicedParameter],
         slice_elems: int,
         world: World,
         ledger: Ledger,
     ) -> None:
-        self._name, self._places, self._slice = coding.codec.name, places, slice_elems
+        self._name, self._sliced, self._slice = coding.codec.name, sliced, slice_elems
         self._world, self._ledger = world, ledger
-        owned = {rank: scopes_of(places, rank) for rank in (world.rank, *world.peers)}
+        owned = {rank: scopes_of(sliced, rank) for rank in (world.rank, *world.peers)}
         make = partial(ScopePayload, coding.codec, number, world=world)
         self._given = {
             peer: make(owned[peer], feedback=coding.rule) for peer in world.peers if owned[peer]
@@ -96,7 +96,7 @@ class ReducedPart:
         self._unsent: dict[int, torch.Tensor] = {}
         receives = bool(owned[world.rank])
         self._incoming = {peer: self._own.buffer() for peer in world.peers if receives}
-        itemsize = places[0].parameter.dtype.itemsize
+        itemsize = sliced[0].parameter.dtype.itemsize
         self._dense_bytes = itemsize * sum(payload.elems for payload in self._given.values())
 
     def program(self, reduction: Reduction) -> Program[None]:
@@ -112,7 +112,7 @@ class ReducedPart:
 
     def warm_up(self) -> None:
         """Call all kernels once, on zeros, which leave residuals of zeros as they are."""
-        elems, dtype = self._slice * self._world.size, self._places[0].parameter.dtype
+        elems, dtype = self._slice * self._world.size, self._sliced[0].parameter.dtype
         source = torch.zeros(elems, dtype=dtype, device=self._world.device)
         zeros = Reduction(source, source[: self._slice].clone(), 1.0, StepContext(0))
         self._payloads(zeros)
@@ -148,7 +148,7 @@ class ReducedPart:
     def _add_up(self, reduction: Reduction, received: Mapping[int, torch.Tensor]) -> None:
         """Add the others' to the own values, in the order of ranks, in float32; round once."""
         rank, weight = self._world.rank, reduction.weight
-        outs = [place.view(reduction.out, rank) for place in self._places]
+        outs = [one.view(reduction.out, rank) for one in self._sliced]
         sums = [x if x.dtype is torch.float32 else x.to(torch.float32) for x in outs]
         for total, own in zip(sums, self._slices(reduction.source, rank), strict=True):
             total.copy_(own).mul_(weight)
@@ -171,4 +171,4 @@ class ReducedPart:
 
     def _slices(self, source: torch.Tensor, rank: int) -> list[torch.Tensor]:
         """Return by parameter what `source` has of a rank's slice."""
-        return [place.view(source, rank, rank * self._slice) for place in self._places]
+        return [one.view(source, rank, rank * self._slice) for one in self._sliced]

@@ -48,9 +48,9 @@ class ReplicaHook:
             reduced += self._partial
             self._partial = None
         own = {
-            place.parameter.name: view.view(place.local_shape(self._shard))
-            for place in self._group.reduced
-            if (view := place.view(reduced, self._shard)).numel()
+            one.parameter.name: view.view(one.local_shape(self._shard))
+            for one in self._group.reduced
+            if (view := one.view(reduced, self._shard)).numel()
         }
         if own:
             self._average(self._handle, own)

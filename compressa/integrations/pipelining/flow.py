@@ -36,7 +36,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Numbered:
     """Which tensor it is: of which microbatch, the how manieth, and of which samples.
 
     Both stages number them alike, so that what a codec draws at random is the same at both.
@@ -68,7 +68,7 @@ class Flow:
         self._differences = Differences(codec) if differences else None
         self._passes: Counter[int] = Counter()  # by microbatch
         self._rooms: dict[tuple[int, int], torch.Tensor] = {}
-        self._arriving: dict[int, list[tuple[_Place, torch.Tensor, torch.Tensor]]] = {}
+        self._arriving: dict[int, list[tuple[_Numbered, torch.Tensor, torch.Tensor]]] = {}
 
     @torch.no_grad()
     def sent(self, chunk: int, ops: Ops, samples: Samples = None) -> Ops:
@@ -83,11 +83,11 @@ class Flow:
             StateError: They are not as many as rows.
         """
         changed = []
-        for place, op in zip(self._places(chunk, len(ops), samples), ops, strict=True):
+        for which, op in zip(self._numbered(chunk, len(ops), samples), ops, strict=True):
             message = op.tensor
             if self._compresses(op.tensor):
-                message = self._room(place, op.tensor)
-                self._encode(place, op.tensor.reshape(-1).float(), message)
+                message = self._room(which, op.tensor)
+                self._encode(which, op.tensor.reshape(-1).float(), message)
             self.traffic.dense_bytes += op.tensor.nbytes
             self.traffic.sent_bytes += message.nbytes
             changed.append(_carrying(message, op))
@@ -97,11 +97,11 @@ class Flow:
         """Return what is received in place of a microbatch's tensors; as `sent`."""
         changed = []
         arriving = self._arriving[chunk] = []
-        for place, op in zip(self._places(chunk, len(ops), samples), ops, strict=True):
+        for which, op in zip(self._numbered(chunk, len(ops), samples), ops, strict=True):
             message = op.tensor
             if self._compresses(op.tensor):
-                message = self._room(place, op.tensor)
-                arriving.append((place, message, op.tensor))
+                message = self._room(which, op.tensor)
+                arriving.append((which, message, op.tensor))
             changed.append(_carrying(message, op))
         return changed
 
@@ -112,16 +112,16 @@ class Flow:
         Raises:
             PayloadError: It is no payload of the codec.
         """
-        for place, message, tensor in self._arriving.pop(chunk, ()):
+        for which, message, tensor in self._arriving.pop(chunk, ()):
             out = torch.empty(tensor.numel(), dtype=torch.float32, device=tensor.device)
-            self._decode(place, message, out)
+            self._decode(which, message, out)
             tensor.copy_(out.view(tensor.shape))
 
-    def _places(self, chunk: int, tensors: int, samples: Samples) -> list[_Place]:
+    def _numbered(self, chunk: int, tensors: int, samples: Samples) -> list[_Numbered]:
         step = self._passes[chunk]
         self._passes[chunk] += 1
         return [
-            _Place(chunk, index, self._draw(step, chunk * tensors + index), samples)
+            _Numbered(chunk, index, self._draw(step, chunk * tensors + index), samples)
             for index in range(tensors)
         ]
 
@@ -132,28 +132,28 @@ class Flow:
         dense = isinstance(self._codec, NoCompression)
         return not dense and tensor.is_floating_point() and tensor.numel() > 0
 
-    def _room(self, place: _Place, tensor: torch.Tensor) -> torch.Tensor:
+    def _room(self, which: _Numbered, tensor: torch.Tensor) -> torch.Tensor:
         """Return memory for a message, kept for the next step: all sends of this one end in it."""
         size = self._codec.wire_bytes(tensor.numel())
-        if self._differences is not None and place.samples is not None:
-            size = self._differences.wire_bytes(place.index, place.samples, tensor)
-        room = self._rooms.get((place.chunk, place.index))
+        if self._differences is not None and which.samples is not None:
+            size = self._differences.wire_bytes(which.index, which.samples, tensor)
+        room = self._rooms.get((which.chunk, which.index))
         if room is None or room.numel() != size:
             room = torch.empty(size, dtype=torch.uint8, device=tensor.device)
-            self._rooms[place.chunk, place.index] = room
+            self._rooms[which.chunk, which.index] = room
         return room
 
-    def _encode(self, place: _Place, x: torch.Tensor, message: torch.Tensor) -> None:
-        if self._differences is not None and place.samples is not None:
-            self._differences.encode(place.index, place.samples, x, message, place.draw)
+    def _encode(self, which: _Numbered, x: torch.Tensor, message: torch.Tensor) -> None:
+        if self._differences is not None and which.samples is not None:
+            self._differences.encode(which.index, which.samples, x, message, which.draw)
         else:
-            self._codec.encode(x, message, place.draw)
+            self._codec.encode(x, message, which.draw)
 
-    def _decode(self, place: _Place, message: torch.Tensor, out: torch.Tensor) -> None:
-        if self._differences is not None and place.samples is not None:
-            self._differences.decode(place.index, place.samples, message, out, place.draw)
+    def _decode(self, which: _Numbered, message: torch.Tensor, out: torch.Tensor) -> None:
+        if self._differences is not None and which.samples is not None:
+            self._differences.decode(which.index, which.samples, message, out, which.draw)
         else:
-            self._codec.decode(message, out, place.draw)
+            self._codec.decode(message, out, which.draw)
 
 
 def _carrying(message: torch.Tensor, op: dist.P2POp) -> dist.P2POp:

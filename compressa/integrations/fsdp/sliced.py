@@ -1,4 +1,4 @@
-"""Places: where a parameter lies in the slices that ranks bring each other, and who owns what.
+"""Sliced parameters: where each lies in the slices that ranks bring each other, and who owns what.
 
 FSDP2 cuts every parameter along its first dimension among P ranks: with c = ceil(d0 / P), rank j
 owns the rows from j c on, at most c of them. A group's reduce-scatter takes P slices side by side,
@@ -24,8 +24,8 @@ from compressa.parameters import ParameterInfo, Segment
 
 
 @dataclass(frozen=True)
-class Place(ABC):
-    """Where a parameter lies in the slices of its group.
+class SlicedParameter(ABC):
+    """A parameter, and where it lies in the slices of its group.
 
     Attributes:
         parameter: It, with its whole shape, and the dtype in which it is brought.
@@ -62,7 +62,7 @@ class Place(ABC):
 
 
 @dataclass(frozen=True)
-class RowPlace(Place):
+class SlicedByRows(SlicedParameter):
     """A parameter of FSDP2.
 
     Attributes:
@@ -75,26 +75,26 @@ class RowPlace(Place):
 
     @property
     def elems(self) -> int:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         return self.rows * self._row
 
     @property
     def least(self) -> int:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         return self.offset + self.elems
 
     def of(self, rank: int) -> Segment:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         whole = self.parameter.elems
         start = min(rank * self.elems, whole)
         return Segment(self.parameter, start, min(start + self.elems, whole))
 
     def start(self, rank: int) -> int:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         return self.offset
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         return (self.of(rank).elems // max(1, self._row), *self.parameter.shape[1:])
 
     @property
@@ -103,7 +103,7 @@ class RowPlace(Place):
 
 
 @dataclass(frozen=True)
-class FlatPlace(Place):
+class SlicedFlat(SlicedParameter):
     """A parameter of FSDP1.
 
     Attributes:
@@ -116,40 +116,40 @@ class FlatPlace(Place):
 
     @property
     def elems(self) -> int:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         return min(self.slice_elems, self.parameter.elems)
 
     @property
     def least(self) -> int:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         return self.slice_elems
 
     def of(self, rank: int) -> Segment:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         whole, begin = self.parameter.elems, rank * self.slice_elems - self.first
         start, stop = (min(max(0, end), whole) for end in (begin, begin + self.slice_elems))
         return Segment(self.parameter, start, stop)
 
     def start(self, rank: int) -> int:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         return max(0, self.first - rank * self.slice_elems)
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
-        """See `Place`."""
+        """See `SlicedParameter`."""
         return (self.of(rank).elems,)
 
 
-def lay_out(parameters: Sequence[ParameterInfo], ranks: int) -> tuple[Place, ...]:
+def lay_out(parameters: Sequence[ParameterInfo], ranks: int) -> tuple[SlicedParameter, ...]:
     """Return where parameters lie that FSDP2 brings together, in this order."""
-    places: list[Place] = []
+    sliced: list[SlicedParameter] = []
     offset = 0
     for parameter in parameters:
-        place = RowPlace(parameter, offset, -(-parameter.shape[0] // ranks))
-        places.append(place)
-        offset += place.elems
-    return tuple(places)
+        one = SlicedByRows(parameter, offset, -(-parameter.shape[0] // ranks))
+        sliced.append(one)
+        offset += one.elems
+    return tuple(sliced)
 
 
-def slice_elems(places: Sequence[Place]) -> int:
+def slice_elems(sliced: Sequence[SlicedParameter]) -> int:
     """Return how many elements each rank's slice has, padding included."""
-    return max((place.least for place in places), default=0)
+    return max((one.least for one in sliced), default=0)
