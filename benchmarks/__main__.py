@@ -27,9 +27,9 @@ app.command(
 app.command(
     epilog="Example: python -m benchmarks schedule --part steps --compressor bf16 --ratio 1"
 )(schedule)
-app.command(epilog="Example: python -m benchmarks steps --place 2x1gbit --model mlp --json s.json")(
-    steps
-)
+app.command(
+    epilog="Example: python -m benchmarks steps --network 2x1gbit --model mlp --json s.json"
+)(steps)
 app.command(epilog="Example: python -m benchmarks diloco --link 100mbit --every 20 --rounds 1")(
     diloco
 )

@@ -75,7 +75,7 @@ class Row(records.Row):
     timestamp: AwareDatetime
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What it is of."""
         return self.link, self.every, self.fragments, self.method
 

@@ -57,7 +57,7 @@ class Counted(records.Row):
     dense_ring: PositiveInt
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What it is of."""
         return self.ranks, self.gradients
 
@@ -75,7 +75,7 @@ class Sent(records.Row):
     timestamp: AwareDatetime
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What it is of."""
         return self.ranks, self.method
 

@@ -40,8 +40,8 @@ class Row(Strict):
     """What was measured of one thing."""
 
     @property
-    def place(self) -> tuple[object, ...]:
-        """Where among rows of its kind it stands: what is measured there again takes its place."""
+    def identity(self) -> tuple[object, ...]:
+        """Which of its kind it is: what is measured again stands where the older row did."""
         return ()
 
 
@@ -185,6 +185,6 @@ class Measurement(Strict):
         versions = old.versions | new.versions
         kinds: dict[str, Any] = {}
         for name, rows in newer.kinds.items():
-            again = {row.place for row in rows}
-            kinds[name] = [row for row in self.kinds[name] if row.place not in again] + rows
+            again = {row.identity for row in rows}
+            kinds[name] = [row for row in self.kinds[name] if row.identity not in again] + rows
         return type(self)(header=new.model_copy(update={"versions": versions}), **kinds)

@@ -151,11 +151,11 @@ def _axis_titles(x: str, y: str, bottom: float) -> list[str]:
 
 
 def _curve(curve: Curve, across: _Axis, up: _Axis) -> Iterable[str]:
-    places = [(across(x), up(y)) for x, y in curve.points]
-    if curve.joined and len(places) > 1:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    points = [(across(x), up(y)) for x, y in curve.points]
+    if curve.joined and len(points) > 1:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         yield element("polyline", points=path, class_=f"curve {curve.style}")
-    for i, (at_x, at_y) in enumerate(places):
+    for i, (at_x, at_y) in enumerate(points):
         label = curve.labels[i] if curve.labels else curve.name
         point = element("circle", title(label), cx=at_x, cy=at_y, r=3, class_=curve.style)
         yield point if label else point.replace("<title></title>", "")

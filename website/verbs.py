@@ -35,8 +35,8 @@ def drawn(measured: ExchangeMeasurement) -> Iterator[str]:
                 yield _by_size(network, verb, same)
     for part, title in _PARTS.items():
         yield f"### {title}\n"
-        for place, rows in _places(of_part(part, measured.rows)).items():
-            yield _beside(f"{title}: {place}", rows)
+        for where, rows in _by_network(of_part(part, measured.rows)).items():
+            yield _beside(f"{title}: {where}", rows)
     yield "### More and more hosts\n"
     yield from _by_hosts(measured)
 
@@ -61,11 +61,11 @@ def _by_size(network: Network, verb: str, rows: Sequence[Row]) -> str:
     return plot(grey + curves, "bytes", "times the fastest", what, caption)
 
 
-def _places(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def _by_network(rows: Iterable[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
-        place = f"{row.hosts} hosts, {row.link}, {size_text(row.size_bytes)}"
-        found.setdefault(place, []).append(row)
+        where = f"{row.hosts} hosts, {row.link}, {size_text(row.size_bytes)}"
+        found.setdefault(where, []).append(row)
     return found
 
 

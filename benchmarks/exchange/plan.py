@@ -182,7 +182,7 @@ class Settings(runner.Settings):
         return [part for part in self.chosen().values() if hosts in part.hosts]
 
     def cells(self, hosts: int, link: str, wanted: Callable[[Method], bool]) -> Iterator[Cell]:
-        """Yield the rows of one place, all methods of a size one after the other.
+        """Yield the rows of one network, all methods of a size one after the other.
 
         So a noisy time disturbs all methods alike.
 

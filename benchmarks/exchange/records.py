@@ -35,7 +35,7 @@ class Network(records.Row):
     byte_spread: NotNegative | None = None
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Its hosts and links."""
         return self.hosts, self.link
 
@@ -75,7 +75,7 @@ class Row(Spread):
     timestamp: AwareDatetime
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Where in the grid it stands."""
         return self.part, self.hosts, self.link, self.method, self.size_bytes
 
@@ -96,7 +96,7 @@ class Omitted(records.Row):
     why: str
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Where in the grid it stands."""
         return self.part, self.hosts, self.link, self.method, self.size_bytes
 
@@ -113,7 +113,7 @@ class Simulated(records.Row):
     predicted_s: Positive
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """The algorithm, and the number of ranks."""
         return self.method, self.hosts
 
@@ -146,5 +146,5 @@ class ExchangeMeasurement(records.Measurement):
     @property
     def missing(self) -> list[Omitted]:
         """What was omitted and has no row of another time, when it could be measured."""
-        measured = {row.place for row in self.rows}
-        return [row for row in self.omitted if row.place not in measured]
+        measured = {row.identity for row in self.rows}
+        return [row for row in self.omitted if row.identity not in measured]

@@ -41,8 +41,8 @@ _MOST_FIT_S = 0.2
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where rows are measured.
+class _LiveNetwork:
+    """A network that is up, where rows are measured.
 
     Attributes:
         bed: The hosts.
@@ -110,11 +110,11 @@ class ExchangeBench:
                 bed.set_link(link)
                 check_links(bed)
                 yield f"{hosts} hosts, {bed.link}: line rate and cost model"
-                place = self._fitted(bed, ranks)
-                self.found.networks.append(place.network)
-                yield from self._measure(place, lambda method: method.by in _OURS)
+                live = self._fitted(bed, ranks)
+                self.found.networks.append(live.network)
+                yield from self._measure(live, lambda method: method.by in _OURS)
 
-    def _fitted(self, bed: Testbed, ranks: Ranks) -> _Place:
+    def _fitted(self, bed: Testbed, ranks: Ranks) -> _LiveNetwork:
         """Find out what a link is like; from then on `auto` chooses by it."""
         line_bytes_per_s, hosts = line_rate(bed), len(bed.hosts)
         budget_s = min(self._settings.budget_s, _MOST_FIT_S)
@@ -131,7 +131,7 @@ class ExchangeBench:
             reduce_s=figures.reduce_s,
             byte_spread=figures.byte_spread,
         )
-        return _Place(bed, ranks, network, figures)
+        return _LiveNetwork(bed, ranks, network, figures)
 
     def _measure_others(self, bed: Testbed, others: Others) -> Iterator[str]:
         """Another library's own, last: its processes may use up processors while they wait."""
@@ -156,17 +156,17 @@ class ExchangeBench:
             self.found.header.versions[others.maker] = ranks.version
             for network in here:
                 bed.set_link(network.link)
-                yield from self._measure(_Place(bed, ranks, network), others.owns)
+                yield from self._measure(_LiveNetwork(bed, ranks, network), others.owns)
 
-    def _measure(self, place: _Place, wanted: Callable[[Method], bool]) -> Iterator[str]:
-        network = place.network
+    def _measure(self, live: _LiveNetwork, wanted: Callable[[Method], bool]) -> Iterator[str]:
+        network = live.network
         for cell in self._settings.cells(network.hosts, network.link, wanted):
             why = too_much(cell.method, cell.size_bytes, network, self._settings.longest_s)
             if why:
                 self._omit([(network, cell)], why)
                 continue
-            yield f"{place}: {cell.method.name}, {cell.size_bytes:,} bytes"
-            self.found.rows.append(self._row(place, cell))
+            yield f"{live}: {cell.method.name}, {cell.size_bytes:,} bytes"
+            self.found.rows.append(self._row(live, cell))
 
     def _omit(self, cells: Iterable[tuple[Network, Cell]], why: str) -> None:
         self.found.omitted.extend(
@@ -181,20 +181,20 @@ class ExchangeBench:
             for network, cell in cells
         )
 
-    def _row(self, place: _Place, cell: Cell) -> Row:
-        network, method, size_bytes = place.network, cell.method, cell.size_bytes
+    def _row(self, live: _LiveNetwork, cell: Cell) -> Row:
+        network, method, size_bytes = live.network, cell.method, cell.size_bytes
         hosts = network.hosts
         formula_bytes = method.formula_bytes(size_bytes, hosts)
         line_s = formula_bytes / network.line_bytes_per_s
         more = {}
-        if method.name == AUTO and place.figures is not None:
-            more = {"figures": place.figures.model_dump(mode="json")}
+        if method.name == AUTO and live.figures is not None:
+            more = {"figures": live.figures.model_dump(mode="json")}
         ask = Ask(method.name, size_bytes, self._settings.budget_s, cell.rounds)
         expected_s = max(ask.budget_s, cell.rounds * line_s) + line_s
-        before_bytes, processors = _sent(place.bed), Processors()
-        found = _timed(place.ranks, _PATIENCE_S + _PATIENCE * expected_s, ask, **more)
+        before_bytes, processors = _sent(live.bed), Processors()
+        found = _timed(live.ranks, _PATIENCE_S + _PATIENCE * expected_s, ask, **more)
         load, samples = processors.load(), Samples(tuple(found.samples_s))
-        counted_bytes = (_sent(place.bed) - before_bytes) // found.operations
+        counted_bytes = (_sent(live.bed) - before_bytes) // found.operations
         if network.rate_bits_per_s is not None:
             check_counted(method, size_bytes, hosts, counted_bytes)
         return Row(

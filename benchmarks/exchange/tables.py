@@ -112,25 +112,25 @@ def _order(row: Row) -> tuple[int, float, int]:
 
 def _compressed(rows: Sequence[Row]) -> Iterator[Table]:
     titles = ("method", "ms", "speed-up over Gloo", "byte ratio", "of it")
-    for place, here in _grouped(rows):
+    for network, here in _grouped(rows):
         size = size_text(here[0].size_bytes)
         lines = [(row.method, ms_cell(row), "", "", "") for row in here if row.by != "compressa"]
         for row, dense in beside_dense(here):
             speed_up, ratio = dense.median_s / row.median_s, byte_ratio(row, dense)
             figures = f"{speed_up:.2f}", f"{ratio:.2f}", f"{speed_up / ratio:.2f}"
             lines.append((row.method, ms_cell(row), *figures))
-        yield Table(f"{size} of gradients, from values to means: {place}", titles, lines)
+        yield Table(f"{size} of gradients, from values to means: {network}", titles, lines)
 
 
 def _server(rows: Sequence[Row]) -> Iterator[Table]:
-    for place, here in _grouped(rows):
+    for network, here in _grouped(rows):
         dense_s = next((row.median_s for row in here if row.method == GLOO_SUM.name), None)
 
         def over_gloo(row: Row, dense_s: float | None = dense_s) -> str:
             return _NONE if dense_s is None else f"{dense_s / row.median_s:.2f}"
 
         yield table_of(
-            f"A value through a parameter server: {place}",
+            f"A value through a parameter server: {network}",
             here,
             {
                 "method": lambda row: row.method,
@@ -143,21 +143,21 @@ def _server(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def _broadcast(rows: Sequence[Row]) -> Iterator[Table]:
-    places = _grouped(rows)
+    networks = _grouped(rows)
     cells = {
         (row.method, number): f"{ms_cell(row)} ({floor_share(row):.2f})"
-        for number, (_, here) in enumerate(places)
+        for number, (_, here) in enumerate(networks)
         for row in here
     }
-    columns = {number: place for number, (place, _) in enumerate(places)}
+    columns = {number: network for number, (network, _) in enumerate(networks)}
     methods = [method.name for method in BROADCAST]
     yield _grid("Broadcasts", "ms (of the floor)", methods, columns, cells)
 
 
 def _transfer(rows: Sequence[Row]) -> Iterator[Table]:
-    for place, here in _grouped(rows):
+    for network, here in _grouped(rows):
         yield table_of(
-            f"{size_text(here[0].size_bytes)} from host to host: {place}",
+            f"{size_text(here[0].size_bytes)} from host to host: {network}",
             here,
             {
                 "method": lambda row: row.method,
@@ -170,9 +170,9 @@ def _transfer(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def _striping(rows: Sequence[Row]) -> Iterator[Table]:
-    for place, here in _grouped(rows):
+    for network, here in _grouped(rows):
         size, single_s = size_text(here[0].size_bytes), here[0].median_s
-        caption = f"{size} over several connections, each limited: {place}"
+        caption = f"{size} over several connections, each limited: {network}"
         lines = [
             (_connections(row), ms_cell(row), f"{single_s / row.median_s:.2f}") for row in here
         ]

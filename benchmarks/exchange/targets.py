@@ -44,8 +44,8 @@ def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
     """Judge every network; what was not measured is not judged."""
     found: list[Verdict] = []
     for network in measurement.from_slow_to_fast:
-        place = (network.hosts, network.link)
-        rows = [row for row in measurement.rows if (row.hosts, row.link) == place]
+        known = (network.hosts, network.link)
+        rows = [row for row in measurement.rows if (row.hosts, row.link) == known]
         sums = of_part("sums", rows)
         found += _line_rate(network, sums, "all_reduce")
         found += _line_rate(network, sums, "all_gather")

@@ -49,7 +49,7 @@ class Row(records.Row):
         return self
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What was measured, beside what."""
         return self.benchmark, self.case, self.peer
 

@@ -32,7 +32,7 @@ class Case(Row):
     timestamp: AwareDatetime
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What it is a case of."""
         return self.compressor, self.ratio
 
@@ -63,7 +63,7 @@ class Step(Spread):
     timestamp: AwareDatetime
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Its case: the steps of a case are measured together."""
         return self.compressor, self.ratio
 
@@ -211,12 +211,12 @@ class ScheduleMeasurement(records.Measurement):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        known = {case.place for case in self.cases}
+        known = {case.identity for case in self.cases}
         for step in self.steps:
-            if step.place not in known:
+            if step.identity not in known:
                 raise ValueError(f"a step of {step.compressor} at {step.ratio:g} has no case")
         return self
 
     def of(self, case: Case) -> list[Step]:
         """Return the steps of a case."""
-        return [step for step in self.steps if step.place == case.place]
+        return [step for step in self.steps if step.identity == case.identity]

@@ -79,12 +79,12 @@ class Steps:
     def case(self, ratio: float) -> Generator[str, None, tuple[Case, list[Step]]]:
         """Measure a case: a batch so large that C / (F + B) is about as asked for."""
         batch = self._batch_of(self._communication_s / ratio)
-        place = f"{self._compressor}, C = {ratio:g} (F + B), batches of {batch}"
-        yield f"{place}: warming up"
+        text = f"{self._compressor}, C = {ratio:g} (F + B), batches of {batch}"
+        yield f"{text}: warming up"
         self._ask("size", batch=batch)
         for method in self._methods:
             self._ask("warm", method=method.name)
-        yield place
+        yield text
         found = self._measured()
         forward_s = median(found.forward_s)
         case = Case(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.steps.models import MODELS
-from benchmarks.steps.plan import COMPRESSED, PARTS, PLACES, Place, Settings
+from benchmarks.steps.plan import COMPRESSED, NETWORKS, PARTS, Network, Settings
 from benchmarks.steps.run import StepsBench
 from benchmarks.steps.tables import shown
 from harness.runner import JsonFile, Update, What, carry_out, given, parts_option
@@ -16,11 +16,11 @@ Compressors = Annotated[
     list[str] | None,
     typer.Option(help=f"Of ours, several times; {', '.join(COMPRESSED)} if left out."),
 ]
-Places = Annotated[
+Networks = Annotated[
     list[str] | None,
     typer.Option(
         help="Hosts and their links, several times; "
-        f"{', '.join(f'{place.hosts}x{place.link}' for place in PLACES)} if left out."
+        f"{', '.join(f'{network.hosts}x{network.link}' for network in NETWORKS)} if left out."
     ),
 ]
 Models = Annotated[
@@ -34,7 +34,7 @@ Rounds = Annotated[int, typer.Option(min=1, help="How often each method takes it
 def steps(
     part: Annotated[list[str] | None, parts_option(PARTS)] = None,
     compressor: Compressors = None,
-    place: Places = None,
+    network: Networks = None,
     model: Models = None,
     what: What = "*",
     json_file: JsonFile = None,
@@ -52,11 +52,11 @@ def steps(
 
     Takes some ten minutes. Needs network namespaces: Linux, and root or user namespaces.
     """
-    places = [Place.parse(text) for text in place or ()]
+    networks = [Network.parse(text) for text in network or ()]
     settings = Settings(
         pattern=what,
         budget_s=budget,
         rounds=rounds,
-        **given(parts=part, compressors=compressor, places=places, models=model),
+        **given(parts=part, compressors=compressor, networks=networks, models=model),
     )
     carry_out(StepsBench(settings), shown, json_file, update)

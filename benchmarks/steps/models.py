@@ -62,11 +62,11 @@ class GPT(nn.Module):
         self.head = nn.Linear(_GPT_WIDTH, _VOCABULARY, bias=False)
         # No buffers, which DDP would broadcast before each forward pass.
         self.mask = nn.Transformer.generate_square_subsequent_mask(_CONTEXT)
-        self.places = torch.arange(_CONTEXT)
+        self.positions = torch.arange(_CONTEXT)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (windows * context, vocabulary) of tokens (windows, context), int64."""
-        hidden = self.embedding(tokens) + self.position(self.places)
+        hidden = self.embedding(tokens) + self.position(self.positions)
         for block in self.blocks:
             hidden = block(hidden, src_mask=self.mask, is_causal=True)
         logits: Tensor = self.head(self.norm(hidden))

@@ -64,7 +64,7 @@ def has_epfml() -> bool:
     return importlib.util.find_spec("powersgd") is not None
 
 
-class Place(NamedTuple):
+class Network(NamedTuple):
     """Hosts of a testbed, and their links.
 
     Attributes:
@@ -80,23 +80,23 @@ class Place(NamedTuple):
         """Read hosts and their links.
 
         Example:
-            >>> Place.parse("4x100mbit")
-            Place(hosts=4, link='100mbit')
+            >>> Network.parse("4x100mbit")
+            Network(hosts=4, link='100mbit')
 
         Raises:
             ConfigError: The text is neither.
         """
         hosts, _, link = text.partition("x")
         if not hosts.isdecimal() or int(hosts) < 2:
-            raise ConfigError(f'--place: {text!r} is no place; write "2x1gbit" or "4xunshaped"')
+            raise ConfigError(f'--network: {text!r} is no network; write "2x1gbit" or "4xunshaped"')
         return cls(int(hosts), str(LinkSpec.parse(link)))
 
 
-FAST, SLOW, UNSHAPED = Place(2, "1gbit"), Place(4, "100mbit"), Place(4, "unshaped")
-PLACES = (FAST, SLOW, UNSHAPED)
+FAST, SLOW, UNSHAPED = Network(2, "1gbit"), Network(4, "100mbit"), Network(4, "unshaped")
+NETWORKS = (FAST, SLOW, UNSHAPED)
 
 PARTS = (
-    "steps",  # of training: each method in turn, by place and model
+    "steps",  # of training: each method in turn, by network and model
     "messages",  # a small message, and the same beside a thread that keeps the interpreter
 )
 
@@ -107,7 +107,7 @@ class Settings(runner.Settings):
 
     Attributes:
         compressors: Of ours, each by the hook and overlapped.
-        places: Hosts and links of the part "steps".
+        networks: Hosts and links of the part "steps".
         models: Names of what is trained there.
         rounds: How often each method takes its turn.
         budget_s: Seconds of one turn, about.
@@ -118,7 +118,7 @@ class Settings(runner.Settings):
     parts: Sequence[str] = known
     budget_s: float = 0.4
     compressors: Sequence[str] = COMPRESSED
-    places: Sequence[Place] = PLACES
+    networks: Sequence[Network] = NETWORKS
     models: Sequence[str] = field(default_factory=lambda: tuple(MODELS))
     rounds: int = 5
 

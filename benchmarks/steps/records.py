@@ -36,7 +36,7 @@ class Case(Row):
     timestamp: AwareDatetime
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What it is a case of."""
         return self.hosts, self.link, self.model
 
@@ -80,7 +80,7 @@ class Step(Spread):
     timestamp: AwareDatetime
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Its case: the steps of a case are measured together."""
         return self.hosts, self.link, self.model
 
@@ -105,7 +105,7 @@ class Message(Row):
     timestamp: AwareDatetime
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What it is, where."""
         return self.hosts, self.link, self.what
 
@@ -133,15 +133,16 @@ class StepsMeasurement(records.Measurement):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        known = {case.place: case.rounds for case in self.cases}
+        known = {case.identity: case.rounds for case in self.cases}
         for step in self.steps:
-            if known.get(step.place) != len(step.rounds_s):
+            if known.get(step.identity) != len(step.rounds_s):
                 raise ValueError(f"{step.method} has no case of as many rounds")
-        for place in known:
-            if not any(step.place == place and step.method == ALONE.name for step in self.steps):
-                raise ValueError(f"{place}: {ALONE.name} was not measured")
+        for identity in known:
+            alone = (step for step in self.steps if step.method == ALONE.name)
+            if not any(step.identity == identity for step in alone):
+                raise ValueError(f"{identity}: {ALONE.name} was not measured")
         return self
 
     def of(self, case: Case) -> list[Step]:
         """Return the steps of a case."""
-        return [step for step in self.steps if step.place == case.place]
+        return [step for step in self.steps if step.identity == case.identity]

@@ -16,7 +16,7 @@ from benchmarks.kernels.device import CPU
 from benchmarks.schedule.training import KEPT
 from benchmarks.steps.messages import OPERATIONS, SIZE_BYTES
 from benchmarks.steps.models import MODELS
-from benchmarks.steps.plan import FAST, UNSHAPED, Method, Place, Settings
+from benchmarks.steps.plan import FAST, UNSHAPED, Method, Network, Settings
 from benchmarks.steps.records import Case, Cpu, Header, Message, Step, StepsMeasurement
 from benchmarks.steps.training import STREAM_ELEMS
 from benchmarks.timing import Samples
@@ -85,17 +85,17 @@ class StepsBench:
         """
         if "messages" in self._settings.parts:
             yield "small messages: bringing two hosts up"
-            yield from self._measure_messages(Place(FAST.hosts, UNSHAPED.link))
-        for place in self._settings.places if "steps" in self._settings.parts else ():
-            yield f"{place.hosts} hosts, {place.link}: bringing them up"
-            with opened_hosts(*place) as bed:
+            yield from self._measure_messages(Network(FAST.hosts, UNSHAPED.link))
+        for network in self._settings.networks if "steps" in self._settings.parts else ():
+            yield f"{network.hosts} hosts, {network.link}: bringing them up"
+            with opened_hosts(*network) as bed:
                 check_links(bed)
                 for model in self._settings.models:
                     yield from self._measure_steps(bed, model)
 
-    def _measure_messages(self, place: Place) -> Iterator[str]:
+    def _measure_messages(self, network: Network) -> Iterator[str]:
         found: dict[str, tuple[list[float], list[float]]] = {what: ([], []) for what in OPERATIONS}
-        with opened_hosts(*place) as bed, self._started(bed, "messages:Messages") as ranks:
+        with opened_hosts(*network) as bed, self._started(bed, "messages:Messages") as ranks:
             for number in range(self._settings.rounds):
                 yield f"small messages: round {number + 1} of {self._settings.rounds}"
                 for what, several in found.items():
@@ -105,8 +105,8 @@ class StepsBench:
             ranks.ask("close")
         for what, (idle_s, beside_s) in found.items():
             row = Message(
-                hosts=place.hosts,
-                link=place.link,
+                hosts=network.hosts,
+                link=network.link,
                 what=what,
                 size_bytes=SIZE_BYTES,
                 idle_s=tuple(idle_s),

@@ -14,7 +14,7 @@ from benchmarks.steps.plan import (
     TORCH_POWERSGD,
     UNSHAPED,
     Method,
-    Place,
+    Network,
 )
 from benchmarks.steps.ratios import Ratios, ratio
 from benchmarks.steps.records import Case, Step, StepsMeasurement
@@ -63,9 +63,9 @@ def is_near(wire_over_compute: float) -> bool:
     return least <= wire_over_compute <= most
 
 
-def _is(ratios: Ratios, place: Place, model: str) -> bool:
+def _is(ratios: Ratios, network: Network, model: str) -> bool:
     case = ratios.case
-    return (case.hosts, case.link) == place and case.model == model
+    return (case.hosts, case.link) == network and case.model == model
 
 
 def _of_work(ratios: Ratios) -> Iterator[Verdict]:

@@ -148,8 +148,8 @@ class TestPlan:
             found = self.wanted(Settings(parts=[name]))
             grid = len(own.hosts) * len(own.links) * len(own.sizes_bytes) * len(own.methods)
             assert len(found) == grid
-            assert {place[0] for place in found} == {name}
-        names = {place[1] for place in self.wanted(Settings())}
+            assert {cell[0] for cell in found} == {name}
+        names = {cell[1] for cell in self.wanted(Settings())}
         assert names == set(BY_NAME) == {method.name for method in METHODS}
 
     def test_options_take_the_place_of_what_parts_have(self) -> None:

@@ -26,7 +26,7 @@ from benchmarks.steps.plan import (
     TORCH_POWERSGD,
     UNSHAPED,
     Method,
-    Place,
+    Network,
     Settings,
 )
 from benchmarks.steps.ratios import Ratios, ratio
@@ -42,7 +42,7 @@ NOW = datetime(2026, 5, 1, tzinfo=UTC)
 PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks" / "steps.md").read_text(encoding="utf-8")
 
 
-def case(place: Place = FAST, model: str = "mlp", **given: Any) -> Case:
+def case(network: Network = FAST, model: str = "mlp", **given: Any) -> Case:
     fields = {
         "parameters": 1000,
         "samples": 32,
@@ -51,7 +51,7 @@ def case(place: Place = FAST, model: str = "mlp", **given: Any) -> Case:
         "bus_bytes_per_s": 1e10,
         **given,
     }
-    return Case(hosts=place.hosts, link=place.link, model=model, timestamp=NOW, **fields)
+    return Case(hosts=network.hosts, link=network.link, model=model, timestamp=NOW, **fields)
 
 
 def step(
@@ -207,8 +207,8 @@ def test_powersgd_is_judged_by_that_of_others_where_both_were_measured() -> None
 
 
 def test_none_is_judged_by_ddp_everywhere_and_others_where_links_are_unshaped() -> None:
-    for place, others in ((SLOW, []), (UNSHAPED, [("1.10", False)])):
-        at = case(place, "gpt")
+    for network, others in ((SLOW, []), (UNSHAPED, [("1.10", False)])):
+        at = case(network, "gpt")
         found = judged(
             at,
             step(ALONE, 50.0, of=at),
@@ -312,11 +312,11 @@ def test_computing_alone_always_takes_its_turn_and_nobody_takes_two() -> None:
 
 
 def test_places_are_read_and_what_is_none_is_refused() -> None:
-    assert Place.parse("4x100mbit") == SLOW
-    assert Place.parse("2x250Mbit of 1gbit") == Place(2, "250mbit of 1gbit")
+    assert Network.parse("4x100mbit") == SLOW
+    assert Network.parse("2x250Mbit of 1gbit") == Network(2, "250mbit of 1gbit")
     for text in ("1xunshaped", "4", "x100mbit", "4x", "fourx1gbit"):
         with pytest.raises(ConfigError):
-            Place.parse(text)
+            Network.parse(text)
     for given in ({"parts": ["dance"]}, {"compressors": ["zip"]}, {"models": ["vgg"]}):
         with pytest.raises(ConfigError):
             Settings(**given)

@@ -19,7 +19,7 @@ __all__ = ["own_testbeds", "warm_ranks"]
 
 def test_all_methods_take_turns_between_two_hosts(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    words = ["--place", "2x500mbit", "--model", "mlp", "--compressor", "int8"]
+    words = ["--network", "2x500mbit", "--model", "mlp", "--compressor", "int8"]
     words += ["--rounds", "2", "--budget", "0", "--json", str(file)]
     result = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["steps", *words])
     assert result.exit_code == 0, result.exception or result.output

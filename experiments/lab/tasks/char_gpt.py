@@ -89,8 +89,8 @@ class GPT(nn.Module):
 
     def forward(self, characters: Tensor) -> Tensor:
         """Logits (batch, context, vocabulary) from tokens (batch, context), int64."""
-        places = torch.arange(characters.shape[1], device=characters.device)
-        hidden = self.blocks(self.embedding(characters) + self.position(places))
+        positions = torch.arange(characters.shape[1], device=characters.device)
+        hidden = self.blocks(self.embedding(characters) + self.position(positions))
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 
