@@ -136,7 +136,7 @@ class Columns:
         return tails_s
 
     def in_stages(self, key: Sequence[npt.NDArray[np.generic]]) -> Integers:
-        """Order rows by their unit's place, later stages a few places later.
+        """Order rows by their unit's priority, later stages a few units later.
 
         A stage cannot start before the answer to the one that it waits for is back. Placing it
         a few units later for each that it waits for fills the wire with other units meanwhile;
@@ -150,12 +150,12 @@ class Columns:
             int64[rows]: all rows, the first first.
         """
         units = np.unique(self.first)
-        place = np.empty(len(self), dtype=np.int64)
-        place[units[np.lexsort([column[units] for column in (self.unit, *reversed(key))])]] = (
+        priority = np.empty(len(self), dtype=np.int64)
+        priority[units[np.lexsort([column[units] for column in (self.unit, *reversed(key))])]] = (
             np.arange(len(units))
         )
-        place = place[self.first]
-        return np.lexsort((self.stage, -self.depth, place + _LAG_UNITS * self.depth))
+        priority = priority[self.first]
+        return np.lexsort((self.stage, -self.depth, priority + _LAG_UNITS * self.depth))
 
 
 def _checked(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:

@@ -147,15 +147,15 @@ def outlook(columns: Columns, draft: Draft, link: Link, compute_s: float) -> Pre
 
 def _message_of(draft: Draft) -> Integers:
     """By row the number of its message; these are numbered by urgency."""
-    place = np.empty(len(draft.rows), dtype=np.int64)
-    place[draft.rows] = np.arange(len(draft.rows))
+    urgency = np.empty(len(draft.rows), dtype=np.int64)
+    urgency[draft.rows] = np.arange(len(draft.rows))
     if not draft.groups:
-        return place
+        return urgency
     rows = np.fromiter(chain.from_iterable(draft.groups), np.int64)
     sizes = np.fromiter(map(len, draft.groups), np.int64)
-    urgent = np.minimum.reduceat(place[rows], np.cumsum(sizes) - sizes)
-    place[rows] = np.repeat(urgent, sizes)
-    return np.unique(place, return_inverse=True)[1]
+    urgent = np.minimum.reduceat(urgency[rows], np.cumsum(sizes) - sizes)
+    urgency[rows] = np.repeat(urgent, sizes)
+    return np.unique(urgency, return_inverse=True)[1]
 
 
 def _send(columns: Columns, draft: Draft, link: Link, message: Integers) -> tuple[Sent, float]:

@@ -47,7 +47,7 @@ class Waits:
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """What is to be sent, the most urgent message first; so a message's number is its place.
+    """What is to be sent, the most urgent message first; so a message's number is its priority.
 
     Attributes:
         ready_s: By message: when it can leave, as far as it waits for no other.

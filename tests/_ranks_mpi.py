@@ -94,8 +94,8 @@ class MpiGroup(Group):
             try:
                 for _ in range(size):
                     link = listener.accept()[0]
-                    place, pid = json.loads(link.recv(MESSAGE_BYTES))
-                    self.processes.append(MpiProcess(size - 1 - place, link, pid, output))
+                    number, pid = json.loads(link.recv(MESSAGE_BYTES))
+                    self.processes.append(MpiProcess(size - 1 - number, link, pid, output))
             except TimeoutError:
                 self.end()
                 raise AssertionError(f"mpiexec starts nothing: {output.read_text()}") from None

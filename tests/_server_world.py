@@ -16,7 +16,7 @@ from compressa.engine.driver import Driver
 from compressa.engine.task import Task
 from compressa.errors import CompressaError, StateError
 from compressa.parameter_server import Consistency, Server, Worker
-from compressa.parameter_server.job import place, plan_job
+from compressa.parameter_server.job import assign_roles, plan_job
 from compressa.parameter_server.opening import begin, values_of
 from compressa.testing.rank import compute_now
 from compressa.transports.loopback import Loopback
@@ -131,7 +131,7 @@ class ServerWorld:
         config = dict(config or {})
         config["exchange"] = {"unit_payload_bytes": 1, **config.get("exchange", {})}
         self.loopback = loopback or Loopback(size)
-        self.placement = place(size, servers, colocated=colocated)
+        self.placement = assign_roles(size, servers, colocated=colocated)
         job = plan_job(load_config(config), keys, self.placement, first_step, consistency)
         kept = () if consistency is None else values_of(values or keys)
         self.job = replace(job, epoch=0)

@@ -20,7 +20,7 @@ from compressa.hooks.handle import Handle
 from compressa.hooks.refusals import check_dense, check_dtypes
 from compressa.hooks.replicas import fault_of
 from compressa.parameters import ParameterInfo, as_real
-from compressa.tracing import place_of
+from compressa.tracing import path_of
 
 Tensors = nn.Module | Mapping[str, torch.Tensor]
 
@@ -137,7 +137,7 @@ def _load(
         check_dtypes(infos)
         config = load_config(source, policy=policy)
         if config.trace.path is not None:
-            place_of(config.trace.path)  # where nothing can be written, nothing begins
+            path_of(config.trace.path)  # where nothing can be written, nothing begins
         device = _device(config, _values(tensors))
         device_stream = device_stream_of(device, graphs=config.engine.cuda_graphs)
         compressors = assign(config, infos)

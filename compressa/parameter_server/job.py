@@ -47,7 +47,7 @@ class Placement:
         return self.servers.index(rank) if rank in self.servers else None
 
 
-def place(size: int, servers: int | Sequence[int] | None, *, colocated: bool) -> Placement:
+def assign_roles(size: int, servers: int | Sequence[int] | None, *, colocated: bool) -> Placement:
     """Choose ranks.
 
     Args:
@@ -60,7 +60,7 @@ def place(size: int, servers: int | Sequence[int] | None, *, colocated: bool) ->
         ConfigError: There are no such ranks, or nobody is left to work.
 
     Example:
-        >>> place(3, 1, colocated=False)
+        >>> assign_roles(3, 1, colocated=False)
         Placement(workers=(0, 1), servers=(2,))
     """
     ranks = _ranks(size, servers, colocated)

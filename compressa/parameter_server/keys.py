@@ -36,18 +36,18 @@ class Shard:
     """A run of one key's values, summed by one server.
 
     Attributes:
-        number: Place among all shards: by key, then by first element.
+        number: Index among all shards: by key, then by first element.
         key: Number of the key.
         server: Number of the server.
         segment: The values.
-        place: Among the shards that the same server has of the key.
+        index: Among the shards that the same server has of the key.
     """
 
     number: int
     key: int
     server: int
     segment: Segment
-    place: int = 0
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def shard_keys(
         for part in parts:
             loads[taken[part]] += sizes[part]
             shards = _cut(part, compressor, most_shards, SHARD_BYTES)
-            owned += [(key, taken[part], shard, place) for place, shard in enumerate(shards)]
+            owned += [(key, taken[part], shard, index) for index, shard in enumerate(shards)]
     return tuple(Shard(i, *shard) for i, shard in enumerate(owned))
 
 

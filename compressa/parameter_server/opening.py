@@ -15,7 +15,7 @@ from compressa.engine.opening import open_session
 from compressa.engine.session import Session
 from compressa.errors import CompressaError
 from compressa.parameter_server.clocks import Consistency
-from compressa.parameter_server.job import Job, place, plan_job
+from compressa.parameter_server.job import Job, assign_roles, plan_job
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.server import Server
 from compressa.parameter_server.worker import Worker
@@ -67,7 +67,7 @@ def open_parameter_server(
 
     def plan() -> Job:
         check_followed(settings.strategy, _CALLER)
-        roles = place(group.size(), servers, colocated=colocated)
+        roles = assign_roles(group.size(), servers, colocated=colocated)
         return plan_job(settings, keys, roles, first_step, consistency)
 
     def values() -> Sequence[torch.Tensor]:

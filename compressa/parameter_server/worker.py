@@ -333,7 +333,7 @@ class Worker:
         return [
             self._clients[shard.number]
             for shard in sorted(
-                shards, key=lambda s: (s.place, (s.server - self.rank - 1) % servers)
+                shards, key=lambda s: (s.index, (s.server - self.rank - 1) % servers)
             )
         ]
 

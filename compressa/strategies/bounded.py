@@ -28,7 +28,7 @@ from compressa.engine.start import process_groups
 from compressa.errors import ConfigError, StateError
 from compressa.hooks import broadcast, saving
 from compressa.parameter_server import Consistency, Server, Worker
-from compressa.parameter_server.job import Job, job_of, place
+from compressa.parameter_server.job import Job, assign_roles, job_of
 from compressa.parameter_server.opening import open_job
 from compressa.parameter_server.stale_copy import StaleCopy
 from compressa.strategies.base import Strategy, Training
@@ -287,7 +287,7 @@ def _open(
             check_local(training)
             _check(training, consistency)
             keys[:] = pack(training.config, model)
-            placement = place(group.size(), count, colocated=not dedicated)
+            placement = assign_roles(group.size(), count, colocated=not dedicated)
             infos, codings = [key.info for key in keys], [key.coding for key in keys]
             return job_of(training.config, infos, codings, placement, consistency=rule)
 

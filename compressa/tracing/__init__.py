@@ -6,7 +6,7 @@ A `Tracer` records spans, `write` makes a file for Perfetto of them, `read` take
 
 from compressa.tracing.assembly import CAME, LEFT
 from compressa.tracing.events import NO_UNIT, STAGES, WAITS, Span, Trace
-from compressa.tracing.recorder import MOST_EVENTS, Recording, Tracer, place_of
+from compressa.tracing.recorder import MOST_EVENTS, Recording, Tracer, path_of
 from compressa.tracing.thread_clock import Reading, ThreadClock, spent
 from compressa.tracing.writer import write
 
@@ -23,7 +23,7 @@ __all__ = [
     "ThreadClock",
     "Trace",
     "Tracer",
-    "place_of",
+    "path_of",
     "spent",
     "write",
 ]

@@ -174,7 +174,7 @@ class Tracer:
         self.stop()
         if steps is not None and not 0 <= steps[0] <= steps[1]:
             raise ConfigError(f"trace.steps: the first step and the last, not {list(steps)}")
-        target = place_of(path, self.rank)
+        target = path_of(path, self.rank)
         recording = Recording(self, target, steps, self._most_events)
         self.recording, self.on = recording, steps is None
         atexit.register(self.stop, recording)
@@ -270,7 +270,7 @@ class Tracer:
             recording.add(span)
 
 
-def place_of(path: str | Path, rank: int = 0) -> Path:
+def path_of(path: str | Path, rank: int = 0) -> Path:
     """Return where a rank's trace is to be written, and make the folder.
 
     Args:

@@ -218,16 +218,16 @@ def open_communicator(
     mpi = load(size)
     world = mpi.COMM_WORLD
     texts = all_gather(json.dumps([world.rank, world.size]).encode(), "rank in MPI", deadline_s)
-    places = [tuple(json.loads(text)) for text in texts]
-    if len({own for own, _ in places}) < size or len({count for _, count in places}) > 1:
-        said = ", ".join(f"{own} of {count}" for own, count in places)
+    processes = [tuple(json.loads(text)) for text in texts]
+    if len({own for own, _ in processes}) < size or len({count for _, count in processes}) > 1:
+        said = ", ".join(f"{own} of {count}" for own, count in processes)
         raise ConfigError(
             f"the ranks are in MPI, in this order: {said}; one mpiexec must start all of them"
         )
     made: list[MPI.Intracomm] = []
 
     def create() -> None:
-        group = world.Get_group().Incl([own for own, _ in places])
+        group = world.Get_group().Incl([own for own, _ in processes])
         # The tag keeps apart what is created at the same time for other groups of the ranks.
         made.append(world.Create_group(group, epoch % 32768))
         group.Free()

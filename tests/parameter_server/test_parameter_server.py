@@ -313,9 +313,9 @@ def spoil(
     send = transport.send
 
     def spoilt(
-        peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
+        peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
-        send(peer, key, change(buffer.clone()) if key.unit in units else buffer, place, sent)
+        send(peer, key, change(buffer.clone()) if key.unit in units else buffer, priority, sent)
 
     transport.send = spoilt  # type: ignore[method-assign]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from compressa.config import load_config
 from compressa.errors import ConfigError
-from compressa.parameter_server.job import Job, place, plan_job
+from compressa.parameter_server.job import Job, assign_roles, plan_job
 from compressa.parameter_server.keys import MOST_SHARDS, SHARD_BYTES, Shard
 from compressa.parameter_server.protocol import Kind, Request, Units, unwrapped
 
@@ -34,7 +34,7 @@ def job_of(
 ) -> Job:
     exchange = {"unit_payload_bytes": least_bytes}
     config = {"compressor": compressor, "dense_below": {"elems": 100}, "exchange": exchange}
-    roles = place(servers + 1, servers, colocated=False)
+    roles = assign_roles(servers + 1, servers, colocated=False)
     return plan_job(load_config(config | sections), keys, roles)
 
 
@@ -96,7 +96,7 @@ def test_a_servers_part_is_cut_by_its_size_alone(
     block = job.table.codings[0].compressor.block_elems
     for server in {shard.server for shard in shards}:
         own = [shard for shard in shards if shard.server == server]
-        assert [shard.place for shard in own] == list(range(len(own)))
+        assert [shard.index for shard in own] == list(range(len(own)))
         sizes = [bytes_of(job, shard) for shard in own]
         assert len(own) <= MOST_SHARDS
         assert len(own) == 1 or min(sizes) >= SHARD_BYTES / 2
@@ -110,11 +110,11 @@ def test_a_servers_part_is_cut_by_its_size_alone(
 def test_ranks_are_workers_or_servers_or_both(size: int, servers: int, colocated: bool) -> None:
     if servers > size or (servers == size and not colocated):
         with pytest.raises(ConfigError, match="servers"):
-            place(size, servers, colocated=colocated)
+            assign_roles(size, servers, colocated=colocated)
         return
-    roles = place(size, servers, colocated=colocated)
+    roles = assign_roles(size, servers, colocated=colocated)
     assert roles.servers == tuple(range(size - servers, size))
-    assert roles == place(size, list(roles.servers), colocated=colocated)
+    assert roles == assign_roles(size, list(roles.servers), colocated=colocated)
     assert set(roles.workers) | set(roles.servers) == set(range(size))
     assert colocated == bool(set(roles.workers) & set(roles.servers))
     assert [roles.worker_at(rank) for rank in roles.workers] == list(range(len(roles.workers)))

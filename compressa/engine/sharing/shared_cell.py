@@ -174,19 +174,19 @@ def open_cell(at: str, name: str) -> SharedCell:
         OSError: It cannot be reached.
         RuntimeError: Likewise.
     """
-    place = urlsplit(at)
-    if place.scheme == "file":
-        return FileCell(Path(place.path) / f"{name}.line")
-    assert place.hostname is not None, "the configuration has been checked"
-    assert place.port is not None
-    return StoreCell(place.hostname, place.port, name)
+    url = urlsplit(at)
+    if url.scheme == "file":
+        return FileCell(Path(url.path) / f"{name}.line")
+    assert url.hostname is not None, "the configuration has been checked"
+    assert url.port is not None
+    return StoreCell(url.hostname, url.port, name)
 
 
 def _is_here(host: str) -> bool:
     """Whether a name is one of this host's own addresses."""
     with contextlib.suppress(OSError):
-        for family, kind, _, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.bind(place)
+                probe.bind(address)
                 return True
     return False

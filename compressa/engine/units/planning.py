@@ -209,7 +209,7 @@ class Planning:
 def written(step_plan: StepPlan, names: Sequence[Name]) -> bytes:
     """Write a step plan for transfers that all ranks know, as 32-bit numbers; see `read`.
 
-    For each place of the plan: which transfer it is of these; then, for each place, that of the
+    For each position of the plan: which transfer is there; then, for each position, that of the
     first that leaves in one message with it; then the launches.
 
     Args:
@@ -239,19 +239,21 @@ def read(data: bytes, names: Sequence[Name], ordered: set[Name], first_step: int
     """
     count = len(names)
     if len(data) != _NUMBER.itemsize * (2 * count + len(ordered)):
-        raise ValueError(f"{len(data)} bytes are no places of {count} transfers")
+        raise ValueError(f"{len(data)} bytes are no order of {count} transfers")
     numbers = np.frombuffer(data, _NUMBER)
     order, heads, in_turn = np.split(numbers, [count, 2 * count])
     if (np.sort(order) != np.arange(count)).any() or (heads > np.arange(count)).any():
-        raise ValueError("each transfer has one place, and the first of its message no later one")
+        raise ValueError(
+            "each transfer has one position, and the first of its message no later one"
+        )
     if (in_turn >= count).any() or sorted(names[i] for i in in_turn) != sorted(ordered):
         raise ValueError("the launches are not those that need an order")
-    by_place = [names[i] for i in order]
+    in_order = [names[i] for i in order]
     groups: defaultdict[int, list[Name]] = defaultdict(list)
-    for name, head in zip(by_place, heads.tolist(), strict=True):
+    for name, head in zip(in_order, heads.tolist(), strict=True):
         groups[head].append(name)
     fused = tuple(tuple(group) for group in groups.values() if len(group) > 1)
-    return StepPlan(Plan(tuple(by_place), first_step, groups=fused), [names[i] for i in in_turn])
+    return StepPlan(Plan(tuple(in_order), first_step, groups=fused), [names[i] for i in in_turn])
 
 
 def _profile_of(peer: int, buffer: torch.Tensor, profiler: Profiler) -> Profile:

@@ -52,7 +52,7 @@ def cells(kind: str, folder: Path, port: int, count: int) -> Iterator[list[Share
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
-def test_no_change_of_a_board_is_lost(kind: str, tmp_path: Path, port: int) -> None:
+def test_no_change_of_a_shared_cell_is_lost(kind: str, tmp_path: Path, port: int) -> None:
     with cells(kind, tmp_path, port, 4) as opened:
 
         def count(cell: SharedCell) -> None:
@@ -168,10 +168,10 @@ def test_a_hostile_line_is_an_empty_one(said: object) -> None:
     assert decode_line(b"[" * 100_000) == Line()
 
 
-# --- a place in the line -------------------------------------------------------------------------
+# --- a job in the line ---------------------------------------------------------------------------
 
 
-class Place:
+class Queued:
     """A job in the line, and which of its turns have come."""
 
     def __init__(self, open_cell: Callable[[], SharedCell]) -> None:
@@ -180,11 +180,11 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Callable[[], Place]]:
-    made: list[Place] = []
+def queued(tmp_path: Path) -> Iterator[Callable[[], Queued]]:
+    made: list[Queued] = []
 
-    def make() -> Place:
-        made.append(Place(lambda: FileCell(tmp_path / "link.line")))
+    def make() -> Queued:
+        made.append(Queued(lambda: FileCell(tmp_path / "link.line")))
         return made[-1]
 
     yield make
@@ -194,8 +194,8 @@ def place(tmp_path: Path) -> Iterator[Callable[[], Place]]:
     assert not list(tmp_path.iterdir())
 
 
-def test_jobs_are_first_in_the_order_in_which_they_came(place: Callable[[], Place]) -> None:
-    a, b, c = place(), place(), place()
+def test_jobs_are_first_in_the_order_in_which_they_came(queued: Callable[[], Queued]) -> None:
+    a, b, c = queued(), queued(), queued()
     a.queueing.join(1, LONG_S)
     assert until(lambda: a.turns == [1])
     b.queueing.join(1, LONG_S)
@@ -214,8 +214,8 @@ def test_jobs_are_first_in_the_order_in_which_they_came(place: Callable[[], Plac
     assert until(lambda: a.turns == [1, 2])
 
 
-def test_who_leaves_before_its_turn_does_not_get_it(place: Callable[[], Place]) -> None:
-    a, b = place(), place()
+def test_who_leaves_before_its_turn_does_not_get_it(queued: Callable[[], Queued]) -> None:
+    a, b = queued(), queued()
     a.queueing.join(1, LONG_S)
     assert until(lambda: a.turns == [1])
     b.queueing.join(1, LONG_S)
@@ -233,7 +233,7 @@ def test_a_turn_does_not_come_after_the_job_has_left(tmp_path: Path) -> None:
         assert told.wait(PATIENCE_S)
         return FileCell(tmp_path / "link.line")
 
-    late = Place(open_late)
+    late = Queued(open_late)
     late.queueing.join(1, 0.1)
     late.queueing.leave()
     late.queueing.join(2, 0.1)
@@ -244,23 +244,23 @@ def test_a_turn_does_not_come_after_the_job_has_left(tmp_path: Path) -> None:
 
 
 def test_a_job_that_died_first_in_the_line_is_forgotten(
-    place: Callable[[], Place], tmp_path: Path
+    queued: Callable[[], Queued], tmp_path: Path
 ) -> None:
     dead = encode_line(Line((Claim("dead", 1, 0.0),)))
     FileCell(tmp_path / "link.line").change(lambda data: dead)
     begin_s = time.monotonic()
-    alive = place()
+    alive = queued()
     alive.queueing.join(1, 0.1)
     assert until(lambda: alive.turns == [1])
     assert time.monotonic() - begin_s >= 0.25
 
 
 def test_a_job_does_not_wait_for_a_line_that_is_full(
-    place: Callable[[], Place], tmp_path: Path
+    queued: Callable[[], Queued], tmp_path: Path
 ) -> None:
     full = encode_line(Line(tuple(Claim(f"job {i}", 1, 30.0) for i in range(MOST_CLAIMS))))
     FileCell(tmp_path / "link.line").change(lambda data: full)
-    late = place()
+    late = queued()
     late.queueing.join(1, 0.1)
     assert until(lambda: late.turns == [1])
     FileCell(tmp_path / "link.line").change(lambda data: b"")
@@ -275,7 +275,7 @@ def test_a_job_that_cannot_reach_the_others_does_not_wait(
         tries.append(1)
         raise OSError("no such folder")
 
-    alone = Place(refuse)
+    alone = Queued(refuse)
     for turn in range(1, 4):
         alone.queueing.join(turn, 0.1)
         assert until(lambda turn=turn: alone.turns[-1:] == [turn])
