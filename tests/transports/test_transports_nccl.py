@@ -27,7 +27,7 @@ KEY = Key(3, 1, 0)
 ONES = torch.ones(4, dtype=torch.uint8)
 
 
-class AtOnce:
+class Immediate:
     """In place of a watcher's thread."""
 
     def __init__(self, post: Any, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class AtOnce:
 
 @pytest.fixture
 def group() -> Iterator[OneOf]:
-    with emulated_torch(), mock.patch("compressa.transports.nccl.Watcher", AtOnce):
+    with emulated_torch(), mock.patch("compressa.transports.nccl.Watcher", Immediate):
         yield Fabric(1).ranks[0]
 
 

@@ -84,14 +84,13 @@ class Unit:
         rule: FeedbackRule | None = None,
         ranks: int = 2,
         *,
-        at_once: bool | None = None,
+        multi_tensor: bool | None = None,
     ) -> None:
         self.state = State(device)
         world = World(0, ranks, 11, "all_gather", self.state)
         scopes = whole_scopes(layout_of(sizes))
-        known = (
-            MultiTensor if at_once or (at_once is None and device != CPU) else lambda *args: None
-        )
+        used = device != CPU if multi_tensor is None else multi_tensor
+        known = MultiTensor if used else lambda *args: None
         with mock.patch("compressa.aggregators.scopes.MultiTensor", known):
             self.scopes = ScopePayload(codec, 3, scopes, world, feedback=rule)
         self._payloads = [self.scopes.buffer() for _ in range(ranks)]
@@ -121,11 +120,11 @@ def steps_of(
     rule: FeedbackRule | None,
     dtype: torch.dtype,
     *,
-    at_once: bool | None = None,
+    multi_tensor: bool | None = None,
     sizes: Sequence[int] = tuple(MANY),
 ) -> list[list[Any]]:
     """What each of three steps leaves; the gradients of the last lie elsewhere."""
-    unit, found = Unit(codec, sizes, device, rule, at_once=at_once), []
+    unit, found = Unit(codec, sizes, device, rule, multi_tensor=multi_tensor), []
     bucket: list[torch.Tensor] = []
     for step in range(3):
         new = gradients_of(sizes, step, dtype)

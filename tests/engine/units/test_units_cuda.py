@@ -80,7 +80,7 @@ def test_seventy_scopes_leave_what_they_leave_one_by_one(
     name: str, dtype: torch.dtype, rule: FeedbackRule | None
 ) -> None:
     due = steps_of(CODECS[name], CPU, rule, dtype)
-    known = steps_of(CODECS[name], CPU, rule, dtype, at_once=True)
+    known = steps_of(CODECS[name], CPU, rule, dtype, multi_tensor=True)
     with emulated_torch():
         found = steps_of(CODECS[name], DEVICE, rule, dtype)
     for one_by_one, *others in zip(due, known, found, strict=True):
@@ -253,7 +253,7 @@ def test_what_a_cpu_knows_of_scopes_is_made_once_and_keeps_none_of_their_memory(
     codec = Int8(block=32)
     made = mock.Mock(side_effect=codec.fused.encoder)
     with mock.patch.object(Int8, "fused", replace(codec.fused, encoder=made)):
-        unit, gradients = Unit(Int8(block=32), SIZES, CPU, RULE, 1, at_once=True), []
+        unit, gradients = Unit(Int8(block=32), SIZES, CPU, RULE, 1, multi_tensor=True), []
         for step in range(6):
             if step % 3 == 0:
                 gradients = gradients_of(SIZES, step, torch.float32)
