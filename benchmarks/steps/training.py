@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.kernels.device import CPU
 from benchmarks.steps.memory import kernel_bytes
-from benchmarks.steps.models import MODELS, Batch
+from benchmarks.steps.models import LARGE_MODELS, MODELS, Batch
 from benchmarks.steps.plan import APPROX_RANK, Client, Method
 from compressa import Handle, OverlappedDataParallel, load_config, register_comm_hook
 from compressa.link.operations import nothing
@@ -68,7 +68,7 @@ class Trainer:
     settle: Callable[[], object] = nothing
     close: Callable[[], object] = nothing
     threads: Sequence[threading.Thread] = ()
-    last_loss: float = field(default=math.nan, init=False)
+    last_loss: float | Tensor = field(default=math.nan, init=False)
 
     def step(self, batch: Batch) -> None:
         """Do a training step; its communication may go on afterwards."""
@@ -77,7 +77,7 @@ class Trainer:
         loss = nn.functional.cross_entropy(self.forward(inputs), classes)
         loss.backward()
         self.update()
-        self.last_loss = loss.item()
+        self.last_loss = loss.detach()  # nobody waits for it
 
     def cpu_s(self) -> dict[str, float]:
         """Return the processor time so far, by the fields of a `Cpu`."""
@@ -160,16 +160,22 @@ _MAKE: Mapping[Client, Make] = {
 
 
 class Training:
-    """What such a rank can be asked for, each thing of all ranks together."""
+    """What such a rank can be asked for, each thing of all ranks together.
 
-    def __init__(self, wire: Wire) -> None:
+    Args:
+        wire: To the driver, if there is one: it is told nothing but answers.
+    """
+
+    def __init__(self, wire: Wire | None = None) -> None:
         self._trainers: dict[str, Trainer] = {}
         self._stream: Sequence[Tensor] = ()
 
-    def begin(self, model: str) -> dict[str, int]:
-        """Train this model from now on; tell how many parameters it has."""
-        self._trained = MODELS[model]
-        self._batches = cycle(self._trained.batches(dist.get_rank()))
+    def begin(self, model: str, device: str = "cpu") -> dict[str, int]:
+        """Train this model from now on, on a device; tell how many parameters it has."""
+        self._trained = {**MODELS, **LARGE_MODELS}[model]
+        self._device = torch.device(device)
+        batches = self._trained.batches(dist.get_rank())
+        self._batches = cycle([_placed(batch, self._device) for batch in batches])
         return {"parameters": sum(p.numel() for p in self._module().parameters())}
 
     def open(self, method: Method) -> None:
@@ -223,10 +229,12 @@ class Training:
         trainer.step(next(self._batches))
         if method.client == "alone":  # whose ranks nothing else keeps together: they share cores
             dist.barrier()
+        self._settle()
         cpu_s = trainer.cpu_s()
         begin_s = time.perf_counter()
         for _ in range(steps):
             trainer.step(next(self._batches))
+        self._settle()
         step_s = (time.perf_counter() - begin_s) / steps
         spent_s = _per_step(trainer.cpu_s(), cpu_s, steps)
         trainer.settle()
@@ -239,8 +247,9 @@ class Training:
             ArithmeticError: The last loss is not finite, or the replicas differ.
         """
         trainer = self._trainers[method.name]
-        if not math.isfinite(trainer.last_loss):
-            raise ArithmeticError(f"{method.name}: the loss is {trainer.last_loss}")
+        loss = float(trainer.last_loss)
+        if not math.isfinite(loss):
+            raise ArithmeticError(f"{method.name}: the loss is {loss}")
         if method.client != "alone":
             check_replicas(method.name, trainer.module)
 
@@ -253,7 +262,18 @@ class Training:
 
     def _module(self) -> nn.Module:
         torch.manual_seed(0)  # the same values on every rank
-        return self._trained.make()
+        with self._device:
+            return self._trained.make()
+
+    def _settle(self) -> None:
+        """Wait for all that a GPU still does."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _placed(batch: Batch, device: torch.device) -> Batch:
+    inputs, classes = batch
+    return inputs.to(device), classes.to(device)
 
 
 def check_replicas(name: str, module: nn.Module) -> None:
@@ -264,8 +284,8 @@ def check_replicas(name: str, module: nn.Module) -> None:
     """
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    own = torch.tensor([int.from_bytes(digest.digest()[:7])])
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    own = torch.tensor([int.from_bytes(digest.digest()[:7])], device=parameter.device)
     least, most = own.clone(), own.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(most, dist.ReduceOp.MAX)

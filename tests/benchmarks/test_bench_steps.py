@@ -15,7 +15,7 @@ from _ranks import Group
 from benchmarks.steps import training
 from benchmarks.steps.memory import kernel_bytes
 from benchmarks.steps.messages import ANSWER, CALL
-from benchmarks.steps.models import GPT, MODELS
+from benchmarks.steps.models import GPT, LARGE_MODELS, MODELS
 from benchmarks.steps.plan import (
     ALONE,
     DDP,
@@ -335,6 +335,18 @@ def test_models_are_as_large_as_is_said_and_can_be_trained(model: str, parameter
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
 
 
+@pytest.mark.parametrize("model", LARGE_MODELS)
+def test_models_for_a_gpu_are_made_there_and_are_as_large_as_is_said(model: str) -> None:
+    trained = LARGE_MODELS[model]
+    with torch.device("meta"):  # a tensor that is not made there can not be mixed with the others
+        module = trained.make()
+    inputs, classes = (x.to("meta") for x in trained.batch(torch.Generator()))
+    assert 65e6 < sum(p.numel() for p in module.parameters()) < 75e6
+    assert len(inputs) == trained.samples
+    torch.nn.functional.cross_entropy(module(inputs), classes).backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
 def test_gpt_sees_no_later_tokens() -> None:
     torch.manual_seed(0)
     model = GPT()
@@ -351,7 +363,7 @@ METHODS = [ALONE, DDP, NONE, TORCH_POWERSGD, hook("int8"), overlapped("onebit")]
 
 
 def train_with_each(steps: int) -> dict[str, dict[str, float]]:
-    served = training.Training(None)  # type: ignore[arg-type]
+    served = training.Training()
     served.begin("mlp")
     told = {}
     for method in METHODS:
@@ -379,7 +391,7 @@ def test_each_method_trains_and_tells_what_a_step_takes(two: Group) -> None:
 
 
 def train_apart() -> list[str]:
-    served = training.Training(None)  # type: ignore[arg-type]
+    served = training.Training()
     served.begin("mlp")
     served.open(DDP)
     said = []
