@@ -9,8 +9,9 @@ the GPU, codecs on its tensors are compared with those of the CPU, and kernels w
 `measurement`: `python -m benchmarks kernels --device cuda`; `selection` from 10^8 elements beside
 other work, against `torch.topk`; `graphs`: units by CUDA graphs against single launches, and the
 host's time; `training` of the demo's tasks by two ranks; `sanitizer`:
-compute-sanitizer's memcheck and racecheck of `interplay`, if it is installed. Each has a limit of
-its own, and all end after ten minutes, or what --minutes says; what was not reached is listed.
+compute-sanitizer's memcheck and racecheck of `interplay`, if it is installed. All end after ten
+minutes, or what --minutes says. Each part has a share of that, and what those before it have left;
+what was not reached is listed.
 
 The result is gpu-NAME-DATE.json in FOLDER, experiments/results if not given. It is written anew
 whenever something is known, and a part that is run later is added.
@@ -23,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import re
 import shutil
@@ -31,36 +31,37 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import gpu_bundle
+from gpu_commands import LATE, ROOT, State, alone, said, side_by_side
 
-State = dict[str, Any]
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
 PACKAGES = (
     *("compressa", "torch", "triton", "numpy", "cupy-cuda12x", "cupy-cuda13x", "bitsandbytes"),
     *("nvidia-cuda-nvrtc", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
-LIMITS_S = {
-    "imports": 240.0,
-    "compilation": 90.0,
-    "first": 60.0,
-    "interplay": 60.0,
-    "checks": 150.0,
-    "measurement": 170.0,
-    "selection": 60.0,
-    "graphs": 60.0,
-    "training": 60.0,
-    "sanitizer": 300.0,
+IMPORTS_SHARE = 0.4
+"""Of all time, at most: nothing else can go on without."""
+
+SHARES = {
+    "compilation": 12,
+    "first": 5,
+    "interplay": 8,
+    "checks": 18,
+    "measurement": 26,
+    "selection": 5,
+    "graphs": 4,
+    "training": 7,
+    "sanitizer": 15,
 }
+"""Parts of a hundred of what the imports leave; what a part leaves is shared by those after it."""
+
 FIRST = Path(__file__).with_name("gpu_first.py")
 INTERPLAY = tuple(
     ROOT / "tests" / "kernels" / f"test_kernels_{name}.py"
@@ -80,8 +81,6 @@ import importlib, pkgutil, compressa
 for module in pkgutil.walk_packages(compressa.__path__, "compressa."):
     importlib.import_module(module.name)
 """
-GRACE_S = 20.0  # for what is told to end
-PROCESSES = 8
 ON_A_GPU = ("@on_every_backend", "on_emulated_cuda")  # marks of tests of kernels
 
 
@@ -110,7 +109,7 @@ def options() -> argparse.ArgumentParser:
 def run(chosen: argparse.Namespace, site: Path) -> int:
     """Run the chosen parts, as far as time goes."""
     end_s = time.monotonic() + 60.0 * chosen.minutes
-    can_import = next(imports(site, LIMITS_S["imports"]))
+    can_import = next(imports(site, IMPORTS_SHARE * 60.0 * chosen.minutes))
     if can_import["code"]:
         print(
             "What the parts need can not be imported; see above. Install what is missing, or fill "
@@ -130,8 +129,8 @@ def run(chosen: argparse.Namespace, site: Path) -> int:
     found |= {"machine": machine(), "imports": can_import}
     wanted = [name for name in PARTS if name in (chosen.parts or PARTS)]
     found["not_reached"] = list(wanted)
-    for name in wanted:
-        limit_s = min(LIMITS_S[name], end_s - time.monotonic())
+    for place, name in enumerate(wanted):
+        limit_s = share(wanted[place:], end_s - time.monotonic())
         if limit_s <= 0:
             break
         for state in PARTS[name](site, limit_s):  # what is known is kept, whatever comes
@@ -142,13 +141,20 @@ def run(chosen: argparse.Namespace, site: Path) -> int:
     return told(path, found, wanted)
 
 
+def share(parts: Sequence[str], left_s: float) -> float:
+    """Return how long the first of some parts may take, so that all have their shares."""
+    return left_s * SHARES[parts[0]] / sum(SHARES[part] for part in parts)
+
+
 def told(path: Path, found: dict[str, Any], wanted: Sequence[str]) -> int:
     """Say what came of the parts; return 0 if all have passed."""
     missed = found["not_reached"]
-    codes = {name: int(found[name]["code"]) for name in wanted if name not in missed}
+    reached = {name: found[name] for name in wanted if name not in missed}
+    codes = {name: int(state["code"]) for name, state in reached.items()}
     print(f"{path}: {', '.join(f'{name} {code}' for name, code in codes.items())}")
-    if missed:
-        print(f"not reached: {', '.join(missed)}")
+    within = [f"{name}: {one}" for name in reached for one in reached[name].get("not_reached", ())]
+    if missed or within:
+        print(f"not reached: {', '.join([*missed, *within])}")
     return max([1 if missed else 0, *codes.values()])
 
 
@@ -220,71 +226,75 @@ def compilation(site: Path, limit_s: float) -> Iterator[State]:
     """Compile all kernels, for the GPU and for the CPU, so that no other part waits for it."""
     from compressa.kernels import compile as cpu_kernels
 
-    code = "from compressa.kernels.cuda._gpu import current; current().prepare({!r})"
-    codes = [code.format(path.stem) for path in sorted((ROOT / "kernels" / "cuda").glob("*.cu"))]
-    code = "import compressa.kernels.compile as c; c.compile_one({!r}, half=True)"
-    codes += [code.format(work.__name__) for work in cpu_kernels.WORKS]
-    state: State = {"code": 0, "failed": []}
-    for _, one in side_by_side([[sys.executable, "-c", code] for code in codes], limit_s, site):
+    on_gpu = "from compressa.kernels.cuda._gpu import current; current().prepare({!r})"
+    on_cpu = "import compressa.kernels.compile as c; c.compile_one({!r}, half=True)"
+    sources = [path.stem for path in sorted((ROOT / "kernels" / "cuda").glob("*.cu"))]
+    works = [work.__name__ for work in cpu_kernels.WORKS]
+    codes = {f"{name}.cu": on_gpu.format(name) for name in sources}
+    codes |= {name: on_cpu.format(name) for name in works}
+    names, state = list(codes), State(code=0, failed=[], not_reached=list(codes))
+    commands = [[sys.executable, "-c", code] for code in codes.values()]
+    for place, one in side_by_side(commands, limit_s, site):
         state["code"] = max(state["code"], one["code"])
         state["failed"] += [one["output"][-2000:]] if one["code"] else []
+        if one["code"] != LATE:
+            state["not_reached"].remove(names[place])
     yield state
 
 
 def first(site: Path, limit_s: float) -> Iterator[State]:
     """Try what everything else rests on."""
-    yield from alone(
-        [[sys.executable, str(FIRST), name] for name in ("basics", "fork")], limit_s, site
-    )
+    yield from tried(("basics", "fork"), site, limit_s)
 
 
 def selection(site: Path, limit_s: float) -> Iterator[State]:
     """Select from as much as a large model has, beside other work."""
-    yield from alone([[sys.executable, str(FIRST), "selection"]], limit_s, site)
+    yield from tried(("selection",), site, limit_s)
 
 
 def graphs(site: Path, limit_s: float) -> Iterator[State]:
     """Compare units by CUDA graphs with units by single launches."""
-    yield from alone([[sys.executable, str(FIRST), "graphs"]], limit_s, site)
+    yield from tried(("graphs",), site, limit_s)
+
+
+def tried(names: Sequence[str], site: Path, limit_s: float) -> Iterator[State]:
+    """Run some of what a new GPU is tried with first."""
+    commands = {name: [sys.executable, str(FIRST), name] for name in names}
+    yield from alone(commands, limit_s, site)
 
 
 def interplay(site: Path, limit_s: float) -> Iterator[State]:
     """Compare the kernels that wait for each other most with the reference."""
-    yield from alone([[*PYTEST, "--tb=short", *map(str, INTERPLAY)]], limit_s, site)
+    yield from alone({"tests": [*PYTEST, "--tb=short", *map(str, INTERPLAY)]}, limit_s, site)
 
 
 def sanitizer(site: Path, limit_s: float) -> Iterator[State]:
-    """Run `interplay` under compute-sanitizer, with every array in memory of its own."""
+    """Run `interplay` under compute-sanitizer, with every array in memory of its own.
+
+    Each of its tools has half of the time, and what the first leaves.
+    """
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         yield {"code": 0, "left_out": "compute-sanitizer is not on the PATH"}
         return
     options = ("--error-exitcode", "9", "--target-processes", "all")
-    commands = [
-        [tool, "--tool", name, *options, *PYTEST, "-x", *map(str, INTERPLAY)] for name in SANITIZERS
-    ]
+    commands = {
+        name: [tool, "--tool", name, *options, *PYTEST, "-x", *map(str, INTERPLAY)]
+        for name in SANITIZERS
+    }
     yield from alone(commands, limit_s, site, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-
-
-def alone(
-    commands: list[list[str]], limit_s: float, folder: Path, **environment: str
-) -> Iterator[State]:
-    """Run commands one after another within a limit; yield what they said so far."""
-    end_s, state = time.monotonic() + limit_s, State(code=0, said=[])
-    for command in commands:
-        done = said(command, end_s - time.monotonic(), folder, environment=environment)
-        state["code"] = max(state["code"], done["code"])
-        state["said"].append(done["output"][-2000:])
-        yield state
 
 
 def checks(site: Path, limit_s: float) -> Iterator[State]:
     """Run the tests that belong on a GPU, each file in a process: a fault ends one of them only."""
-    files, state = test_files(), State(code=0, files={})
+    files = test_files()
+    state = State(code=0, files={}, not_reached=[file.name for file in files])
     commands = [[*PYTEST, "--maxfail=15", "--tb=short", str(file)] for file in files]
     for place, one in side_by_side(commands, limit_s, site):
         state["code"] = max(state["code"], one["code"])
         state["files"][files[place].name] = outcome(one)
+        if one["code"] != LATE:
+            state["not_reached"].remove(files[place].name)
         yield state
 
 
@@ -308,11 +318,15 @@ def measurement(site: Path, limit_s: float) -> Iterator[State]:
     """Run the benchmark; return its rows."""
     path = site / "kernels.json"
     options = ["kernels", "--device", "cuda", "--json", str(path)]
-    done = said([sys.executable, "-m", "benchmarks", *options], limit_s, site)
+    yield measured([sys.executable, "-m", "benchmarks", *options], path, site, limit_s)
+
+
+def measured(command: list[str], path: Path, site: Path, limit_s: float) -> State:
+    """Run what writes its rows to a file; return them, or what it says if there are none."""
+    done = said(command, limit_s, site)
     if path.exists():
-        yield {"code": done["code"], **json.loads(path.read_text(encoding="utf-8"))}
-    else:
-        yield {"code": done["code"], "output": done["output"][-2000:]}
+        return {"code": done["code"], **json.loads(path.read_text(encoding="utf-8"))}
+    return {"code": done["code"], "output": done["output"][-2000:]}
 
 
 def training(site: Path, limit_s: float) -> Iterator[State]:
@@ -341,50 +355,6 @@ PARTS: dict[str, Callable[[Path, float], Iterator[State]]] = {
     "training": training,
     "sanitizer": sanitizer,
 }
-
-
-def side_by_side(
-    commands: list[list[str]], limit_s: float, folder: Path, *, heard: bool = True
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Run commands, several at a time, all within a limit; yield each one's place and words."""
-    end_s = time.monotonic() + limit_s
-
-    def one(command: list[str]) -> dict[str, Any]:
-        return said(command, end_s - time.monotonic(), folder, heard=heard)
-
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        begun = {pool.submit(one, command): place for place, command in enumerate(commands)}
-        for done in as_completed(begun):
-            yield begun[done], done.result()
-
-
-def said(
-    command: list[str],
-    limit_s: float,
-    folder: Path = ROOT,
-    *,
-    heard: bool = True,
-    environment: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Run a command in a folder for so long at most; return what it says, and show it if wanted."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(environment)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder, env=environment
-    ) as process:
-        try:
-            output, ended = process.communicate(timeout=max(limit_s, 0.1))[0], ""
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # it says what it knows, and ends its own processes
-            ended = f"\nended after {limit_s:.0f} s"
-            try:
-                output = process.communicate(timeout=GRACE_S)[0]
-            except subprocess.TimeoutExpired:
-                process.kill()
-                output = process.communicate()[0]
-    text = output.decode(errors="replace") + ended
-    if heard:
-        print(text, flush=True)
-    return {"code": 124 if ended else process.returncode, "output": text}
 
 
 if __name__ == "__main__":

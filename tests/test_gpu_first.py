@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu
+import gpu_commands
 import gpu_first
 import pytest
 import torch
@@ -64,14 +65,14 @@ def test_a_sanitizer_runs_each_tool_without_pools_of_memory_and_may_be_missing(
         ran.append((command, environment))
         return {"code": 9 * ("racecheck" in command), "output": "as it was"}
 
-    monkeypatch.setattr(gpu, "said", said)
+    monkeypatch.setattr(gpu_commands, "said", said)
     monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
     assert list(gpu.sanitizer(tmp_path, 60)) == [
         {"code": 0, "left_out": "compute-sanitizer is not on the PATH"}
     ]
     monkeypatch.setattr(gpu.shutil, "which", lambda name: f"/bin/{name}")
     *_, state = gpu.sanitizer(tmp_path, 60)
-    assert state == {"code": 9, "said": ["as it was"] * 2}
+    assert state == {"code": 9, "said": ["as it was"] * 2, "not_reached": []}
     assert [command[:3] for command, _ in ran] == [
         ["/bin/compute-sanitizer", "--tool", tool] for tool in ("memcheck", "racecheck")
     ]

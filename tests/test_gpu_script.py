@@ -6,7 +6,6 @@ On a bare machine it needs no more than torch, CuPy, numba, pytest, hypothesis a
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import zipfile
@@ -54,25 +53,6 @@ def test_a_result_is_named_by_gpu_and_day() -> None:
 
 
 @pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A program that a script starts in the background ignores SIGINT, and so do its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_commands_are_ended_at_their_limit_and_heard_until_then() -> None:
-    done = gpu.said([sys.executable, "-c", "print('here', flush=True)"], 60)
-    assert (done["code"], done["output"]) == (0, "here\n")
-    code = "import time; print('begun', flush=True); time.sleep(60)"
-    done = gpu.said([sys.executable, "-c", code], 3)
-    assert done["code"] == 124
-    assert "begun" in done["output"]
-    assert "ended after 3 s" in done["output"]
-
-
-@pytest.fixture
 def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were a GPU, and all could be imported."""
 
@@ -111,11 +91,54 @@ def test_what_is_known_is_written_at_once_and_what_was_not_reached_is_listed(
     assert known["compilation"] == {"code": 0}
     assert known["checks"]["files"] == {"first": "passed"}
     assert known["not_reached"] == ["checks", "training"]
-    assert 0 < limits[0] <= 120
+    checks, training = (gpu.SHARES[name] for name in ("checks", "training"))
+    assert limits == [pytest.approx(120 * checks / (checks + training), rel=0.1)]
     assert gpu.main(["--out", str(tmp_path), "--minutes", "0"]) == 1
     assert "not reached: compilation, checks, training" in capsys.readouterr().out
     assert gpu.main(["--out", str(tmp_path), "training", "compilation"]) == 0
     assert written(tmp_path)["not_reached"] == []
+
+
+def test_parts_have_shares_of_all_the_time_and_of_what_others_leave() -> None:
+    assert list(gpu.SHARES) == list(gpu.PARTS)
+    assert sum(gpu.SHARES.values()) == 100
+    left_s, limits_s = 600.0, dict[str, float]()
+    for place, name in enumerate(parts := list(gpu.PARTS)):
+        limits_s[name] = gpu.share(parts[place:], left_s)
+        left_s -= limits_s[name]
+    assert limits_s == {name: pytest.approx(6.0 * share) for name, share in gpu.SHARES.items()}
+    assert gpu.share(parts[-1:], 250.0) == 250.0
+    assert gpu.share(parts[-2:], 220.0) == pytest.approx(70.0), "of training and sanitizer, 7 to 15"
+
+
+@pytest.mark.usefixtures("with_a_gpu")
+def test_what_a_part_has_not_reached_is_listed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut_off(site: Path, limit_s: float) -> Iterator[gpu.State]:
+        yield {"code": 124, "not_reached": ["racecheck"]}
+
+    monkeypatch.setattr(gpu, "PARTS", {"sanitizer": cut_off})
+    assert gpu.main(["--out", str(tmp_path)]) == 124
+    assert "not reached: sanitizer: racecheck" in capsys.readouterr().out
+
+
+def test_files_of_tests_that_were_cut_off_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("one.py", "two.py", "three.py")]
+
+    def side_by_side(commands: list[list[str]], *_: Any) -> Iterator[tuple[int, gpu.State]]:
+        yield 1, {"code": 1, "output": "1 failed"}
+        yield 0, {"code": 0, "output": "5 passed"}
+        yield 2, {"code": 124, "output": "not begun"}
+
+    monkeypatch.setattr(gpu, "test_files", lambda: files)
+    monkeypatch.setattr(gpu, "side_by_side", side_by_side)
+    *_, state = gpu.checks(tmp_path, 60)
+    assert state["code"] == 124
+    assert state["not_reached"] == ["three.py"]
+    assert state["files"]["one.py"] == {"code": 0, "summary": "5 passed"}
 
 
 def packed(package: str, folder: Path) -> None:
