@@ -6,7 +6,8 @@ in a process of its own; `first`: versions, denormal numbers, and a fork after a
 `interplay`: kernels whose threads wait for each other most, against the reference; `checks`: an
 engine exchanges with itself over NCCL, the hook runs over Gloo and TCP with two ranks that share
 the GPU, codecs on its tensors are compared with those of the CPU, and kernels with the reference;
-`measurement`: `python -m benchmarks kernels --device cuda`; `selection` from 10^8 elements beside
+`measurement`: `python -m benchmarks kernels --device cuda`; `hook`: training steps with the hook
+against those of DDP alone; `selection` from 10^8 elements beside
 other work, against `torch.topk`; `graphs`: units by CUDA graphs against single launches, and the
 host's time; `training` of the demo's tasks by two ranks; `sanitizer`:
 compute-sanitizer's memcheck and racecheck of `interplay`, if it is installed. All end after ten
@@ -54,7 +55,8 @@ SHARES = {
     "first": 5,
     "interplay": 8,
     "checks": 18,
-    "measurement": 26,
+    "measurement": 18,
+    "hook": 8,
     "selection": 5,
     "graphs": 4,
     "training": 7,
@@ -63,6 +65,7 @@ SHARES = {
 """Parts of a hundred of what the imports leave; what a part leaves is shared by those after it."""
 
 FIRST = Path(__file__).with_name("gpu_first.py")
+HOOK = Path(__file__).with_name("gpu_hook.py")
 INTERPLAY = tuple(
     ROOT / "tests" / "kernels" / f"test_kernels_{name}.py"
     for name in ("select", "blockwise", "multi_tensor", "hadamard", "lowrank", "adaptive")
@@ -215,6 +218,7 @@ def imports(site: Path, limit_s: float) -> Iterator[State]:
         [sys.executable, "-c", IMPORT_ALL],
         [*PYTEST, "--collect-only", *map(str, test_files())],
         [sys.executable, str(TRAINING), "--help"],
+        [sys.executable, str(HOOK), "--help"],
     ]
     done = [one for _, one in side_by_side(commands, limit_s, site, heard=False)]
     failed = [one["output"][-4000:] for one in done if one["code"]]
@@ -321,6 +325,12 @@ def measurement(site: Path, limit_s: float) -> Iterator[State]:
     yield measured([sys.executable, "-m", "benchmarks", *options], path, site, limit_s)
 
 
+def hook(site: Path, limit_s: float) -> Iterator[State]:
+    """Compare training steps of DDP with those of its hook; return them, and what is met."""
+    path = site / "hook.json"
+    yield measured([sys.executable, str(HOOK), str(path)], path, site, limit_s)
+
+
 def measured(command: list[str], path: Path, site: Path, limit_s: float) -> State:
     """Run what writes its rows to a file; return them, or what it says if there are none."""
     done = said(command, limit_s, site)
@@ -350,6 +360,7 @@ PARTS: dict[str, Callable[[Path, float], Iterator[State]]] = {
     "interplay": interplay,
     "checks": checks,
     "measurement": measurement,
+    "hook": hook,
     "selection": selection,
     "graphs": graphs,
     "training": training,

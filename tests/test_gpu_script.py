@@ -141,6 +141,23 @@ def test_files_of_tests_that_were_cut_off_are_listed(
     assert state["files"]["one.py"] == {"code": 0, "summary": "5 passed"}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.timeout(300)
+def test_steps_with_the_hook_are_compared_with_those_of_ddp() -> None:
+    with gpu_bundle.importable() as site:
+        (state,) = gpu.hook(site, 280)
+    assert state["code"] == 0, state
+    ddp, *ours = state["steps"]
+    assert [step["method"] for step in ours] == ["none, hook", "int8, hook"]
+    assert ddp["of_ddp"] == 1.0
+    for step, verdict, most in zip(ours, state["verdicts"], (1.01, 1.03), strict=True):
+        assert len(step["rounds_s"]) == len(ddp["rounds_s"]) > 5
+        found = sorted(a / b for a, b in zip(step["rounds_s"], ddp["rounds_s"], strict=True))
+        assert found[0] <= step["of_ddp"] <= found[-1]
+        assert verdict["at"] == step["method"]
+        assert verdict["met"] == (step["of_ddp"] <= most)
+
+
 def packed(package: str, folder: Path) -> None:
     """Make a wheel of an installed package again."""
     found = distribution(package)
