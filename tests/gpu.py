@@ -7,12 +7,11 @@ in a process of its own; `first`: versions, denormal numbers, and a fork after a
 engine exchanges with itself over NCCL, the hook runs over Gloo and TCP with two ranks that share
 the GPU, codecs on its tensors are compared with those of the CPU, and kernels with the reference;
 `measurement`: `python -m benchmarks kernels --device cuda`; `hook`: training steps with the hook
-against those of DDP alone; `selection` from 10^8 elements beside
-other work, against `torch.topk`; `graphs`: units by CUDA graphs against single launches, and the
-host's time; `training` of the demo's tasks by two ranks; `sanitizer`:
-compute-sanitizer's memcheck and racecheck of `interplay`, if it is installed. All end after ten
-minutes, or what --minutes says. Each part has a share of that, and what those before it have left;
-what was not reached is listed.
+against those of DDP alone; `selection` from 10^8 elements beside other work, against `torch.topk`;
+`graphs`: units by CUDA graphs against single launches, and the host's time; `training` of the
+demo's tasks by two ranks; `sanitizer`: compute-sanitizer's memcheck and racecheck of `interplay`,
+if it is installed. All end after ten minutes, or what --minutes says. Each part has a share of
+that, and what those before it have left; what was not reached is listed.
 
 The result is gpu-NAME-DATE.json in FOLDER, experiments/results if not given. It is written anew
 whenever something is known, and a part that is run later is added.
@@ -305,7 +304,8 @@ def checks(site: Path, limit_s: float) -> Iterator[State]:
 def test_files() -> list[Path]:
     """Return the tests that belong on a GPU, those of most at once first."""
     tests = ROOT / "tests"
-    files = [tests / "test_gpu.py", tests / "codecs" / "test_codecs_cuda.py"]
+    names = "test_gpu.py", "test_gpu_full_grids.py", "codecs/test_codecs_cuda.py"
+    files = [tests / name for name in names]
     kernels = sorted((tests / "kernels").glob("test_*.py"))
     texts = {file: file.read_text(encoding="utf-8") for file in kernels}
     return files + [file for file, text in texts.items() if any(mark in text for mark in ON_A_GPU)]
