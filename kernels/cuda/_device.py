@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 HOME = Path(__file__).parent
-OPTIONS = ("--std=c++17", "--fmad=false")
+# NVRTC of CUDA 12 takes a lambda with an `auto` parameter for a host function without the last.
+OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 WARP, CTA = 32, 256
 """Threads that work in step, and threads of a block of the launch; see ``_team.cuh``."""
 _WAVES = 16  # launches of more blocks than the GPU holds at once gain nothing: kernels have loops
