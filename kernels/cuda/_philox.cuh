@@ -27,6 +27,11 @@ DEVICE void philox(const Noise& noise, u64 block, u32 (&words)[4]) {
     words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
+// One of the four, without an array that would lie in memory to be indexed.
+DEVICE u32 word_of(const u32 (&words)[4], u32 which) {
+    return which == 0 ? words[0] : which == 1 ? words[1] : which == 2 ? words[2] : words[3];
+}
+
 // The number that a word has for one of its two elements; see `random_fractions`.
 DEVICE u32 fraction_of(u32 word, bool second) {
     return second ? word >> (32 - FRACTION_BITS) : word & ((1u << FRACTION_BITS) - 1u);
@@ -37,9 +42,7 @@ DEVICE u32 random_fraction(const Noise& noise, i64 i) {
     u64 element = u64(noise.start + i);
     u32 place = u32(element % ROW), part = place / ROW_BLOCKS, words[4];
     philox(noise, element / ROW * ROW_BLOCKS + place % ROW_BLOCKS, words);
-    u32 which = part / 2;
-    u32 word = which == 0 ? words[0] : which == 1 ? words[1] : which == 2 ? words[2] : words[3];
-    return fraction_of(word, part % 2);
+    return fraction_of(word_of(words, part / 2), part % 2);
 }
 
 // Random numbers for a span of elements, drawn by all of a CTA together.
@@ -120,22 +123,37 @@ DEVICE void fractions_of(const Numbers& numbers, i64 i, int count, u32 (&fractio
 
 // The random bits of all elements of an array, for whoever uses every one; see `random_fractions`.
 
+// Each thread's own: thread t has word w of its u-th call at [w][u][t].
+struct OwnWords {
+    u32 of[4][4][CTA];
+};
+
+DEVICE OwnWords& own_words() {
+    __shared__ OwnWords words;
+    return words;
+}
+
 // Give use(i, count, fractions) the numbers of the elements i to i + count - 1, count being 4 or 1.
 //
 // A call of Philox has the numbers of elements in each eighth of a row. A thread makes four calls,
-// for four neighbours in each.
+// for four neighbours in each. Its words lie in shared memory: registers would take half the warps
+// for them, and an array that is indexed as it goes would lie in local memory.
 template <class Use>
 DEVICE void for_random_fractions(const Noise& noise, i64 n, Use use) {
     constexpr int EIGHTHS = 8, PARTS = ROW / EIGHTHS / 4;
+    auto& words = own_words().of;
     i64 first = noise.start / ROW, rows = (noise.start + n - 1) / ROW - first + 1;
     for (i64 part = team_number<1>(); part < rows * PARTS; part += team_count<1>()) {
         i64 row = first + part / PARTS, column = 4 * (part % PARTS);
-        u32 words[4][4];
-        for (int u = 0; u < 4; ++u) philox(noise, u64(row * ROW_BLOCKS + column + u), words[u]);
+        for (int u = 0; u < 4; ++u) {
+            u32 four[4];
+            philox(noise, u64(row * ROW_BLOCKS + column + u), four);
+            for (int w = 0; w < 4; ++w) words[w][u][threadIdx.x] = four[w];
+        }
         for (int eighth = 0; eighth < EIGHTHS; ++eighth) {
             u32 fractions[4];
             for (int u = 0; u < 4; ++u)
-                fractions[u] = fraction_of(words[u][eighth / 2], eighth % 2);
+                fractions[u] = fraction_of(words[eighth / 2][u][threadIdx.x], eighth % 2);
             i64 i = row * ROW + eighth * (ROW / EIGHTHS) + column - noise.start;
             if (i >= 0 && i + 4 <= n) {
                 use(i, 4, fractions);

@@ -15,6 +15,14 @@ struct Ranks {
     u64 of[RANKS];
 };
 
+// One of them, without an array that would lie in memory to be indexed.
+DEVICE u64 rank_of(const Ranks& ranks, int which) {
+    u64 rank = 0;
+    UNROLLED for (int r = 0; r < RANKS; ++r)
+        if (r == which) rank = ranks.of[r];
+    return rank;
+}
+
 // Of ranks from `first` on.
 KERNEL(begin_ranks, CTA, (State* ranked, int first, int count, Ranks ranks)) {
     for (int r = int(blockIdx.x); r < count; r += int(gridDim.x)) {
@@ -22,7 +30,7 @@ KERNEL(begin_ranks, CTA, (State* ranked, int first, int count, Ranks ranks)) {
         u64* counts = state->counts[0];
         for (int bin = int(threadIdx.x); bin < RANK_LEVELS * BINS; bin += CTA) counts[bin] = 0;
         if (threadIdx.x != 0) continue;
-        state->wanted = ranks.of[r], state->floor = 0;
+        state->wanted = rank_of(ranks, r), state->floor = 0;
         state->low = 0, state->width = RANK_BITS, state->shift = RANK_BITS - BIN_BITS;
         for (int level = 0; level < RANK_LEVELS; ++level) state->arrived[level] = 0;
     }
