@@ -93,13 +93,14 @@ DEVICE void sum_sign_fours(
         u32 words[MOST];
         float total[4];
         FOR_PAYLOADS(r) if (payloads.codes(r))
-            words[r] = load4<WHOLE>(payloads.codes(r), low / PLANES + i, some) >> plane;
+            words[r] = load4<WHOLE>(payloads.codes(r), low / PLANES + i, some);
         begin4<WHOLE>(sums, low + first, count, total);
         if (alone) total[0] = total[1] = total[2] = total[3] = -0.0f;
         FOR_PAYLOADS(r) if (payloads.codes(r))
-            for (int u = 0; u < 4; ++u)
-                total[u] =
-                    total[u] + __uint_as_float(__float_as_uint(steps[r]) ^ sign_bit(words[r], u));
+            for (int u = 0; u < 4; ++u) {
+                u32 sign = sign_bit(words[r] >> plane, u);
+                total[u] = total[u] + __uint_as_float(__float_as_uint(steps[r]) ^ sign);
+            }
         finish4<WHOLE>(sums, low + first, count, total);
     });
 }

@@ -130,10 +130,10 @@ template <bool WHOLE>
 DEVICE void dequantize_group(
     const u8* exponents, const u8* signs, float* out, i64 low, int size, float weight, bool add) {
     for_planes<WARP, WHOLE>(size, [&](int plane, int i, int some, int first, int count) {
-        u32 negative = load4<WHOLE>(signs, low / PLANES + i, some) >> plane;
+        u32 negative = load4<WHOLE>(signs, low / PLANES + i, some);
         u32 word = load4<WHOLE>(exponents, low + first, count);
         combine4<WHOLE>(out, low + first, count, weight, add, [&](float (&values)[4]) {
-            decode4(word, negative, values);
+            decode4(word, negative >> plane, values);
         });
     });
 }
@@ -160,15 +160,15 @@ struct Payloads {
 template <bool WHOLE>
 DEVICE void sum_group(const Payloads& payloads, Sums sums, i64 low, int size, float weight) {
     for_planes<WARP, WHOLE>(size, [&](int plane, int i, int some, int first, int count) {
-        u32 words[MOST], negative[MOST];
+        u32 words[MOST], signs[MOST];
         float total[4], values[4];
         FOR_PAYLOADS(r) if (payloads.exponents[r]) {
             words[r] = load4<WHOLE>(payloads.exponents[r], low + first, count);
-            negative[r] = load4<WHOLE>(payloads.signs[r], low / PLANES + i, some) >> plane;
+            signs[r] = load4<WHOLE>(payloads.signs[r], low / PLANES + i, some);
         }
         begin4<WHOLE>(sums, low + first, count, total);
         FOR_PAYLOADS(r) if (payloads.exponents[r]) {
-            decode4(words[r], negative[r], values);
+            decode4(words[r], signs[r] >> plane, values);
             add4(total, values, weight);
         }
         finish4<WHOLE>(sums, low + first, count, total);

@@ -34,8 +34,9 @@ template <int THREADS, bool WHOLE>
 DEVICE void dequantize_block(
     const u8* bits, u32 scale, float* out, int size, float weight, bool add) {
     for_planes<THREADS, WHOLE>(size, [&](int plane, int i, int some, int first, int count) {
-        u32 negative = load4<WHOLE>(bits, i, some) >> plane;
+        u32 word = load4<WHOLE>(bits, i, some);
         combine4<WHOLE>(out, first, count, weight, add, [&](float (&values)[4]) {
+            u32 negative = word >> plane;
             for (int u = 0; u < 4; ++u) values[u] = __uint_as_float(scale ^ sign_bit(negative, u));
         });
     });
