@@ -75,14 +75,3 @@ DEVICE void quantize_held(
     if (b * H::BLOCK < n)
         quantize_others<H::EACH, RANDOM>(x, feedback, to, b, n, H::TEAMS, stride, form, noise);
 }
-
-// The group that begins at block b, which is whole.
-template <class H, bool RANDOM>
-DEVICE void quantize_held_group(
-    Values x, Feedback feedback, const Payload& to, i64 b, const Form& form, const Noise& noise) {
-    i64 own = b + int(threadIdx.x) / H::TEAM;
-    Asked<H> asked;
-    ask(asked, x, feedback.residual, own * H::BLOCK);
-    Numbers numbers = numbers_of<RANDOM>(noise, b * H::BLOCK, H::TEAMS * H::BLOCK);
-    quantize_asked<H, RANDOM>(asked, x, feedback, to, own, form, numbers, [] {});
-}

@@ -105,25 +105,67 @@ RARE void quantize_many_others(const Table& table, Shared shared, int teams) {
     });
 }
 
-// Calls take(v, b) for the groups that are whole, and returns whether there are others. These come
-// after all: so they take no registers from those.
+// One of the CTA's groups: its number, and where it begins.
+struct Group {
+    int number, v;
+    i64 b;
+};
+
+// The first of the CTA's groups that is whole, from `number` on; beyond all if there is none.
+DEVICE Group whole_group(
+    const Table& table, const Shared& shared, int number, int teams, bool& others) {
+    for (; number < table.first_group[table.vectors]; number += int(gridDim.x)) {
+        int v = vector_of(table, number);
+        i64 b = i64(number - table.first_group[v]) * teams;
+        if (is_whole(table, v, b, teams, shared)) return {number, v, b};
+        others = true;
+    }
+    return {number, 0, 0};
+}
+
+// Calls take(asked, v, b, ask_next) for the groups that are whole; see `for_held`. Returns whether
+// there are others. These come after all: so they take no registers from those.
 template <class H, class Take>
 DEVICE bool for_whole_groups(const Table& table, const Shared& shared, Take take) {
     bool others = false;
-    for_groups(table, H::TEAMS, [&](int v, i64 b) {
-        if (is_whole(table, v, b, H::TEAMS, shared)) take(v, b);
-        else others = true;
-    });
-    return others;
+    int groups = table.first_group[table.vectors], own = int(threadIdx.x) / H::TEAM;
+    Asked<H> asked;
+    Group next;
+    auto go_on = [&](int number) {
+        next = whole_group(table, shared, number, H::TEAMS, others);
+        asked = {};
+        if (next.number < groups)
+            ask(asked, values_of(table, next.v, shared), table.residual[next.v],
+                (next.b + own) * H::BLOCK);
+    };
+    int number = int(blockIdx.x);
+    if (H::AHEAD) go_on(number);
+    while (true) {
+        if (!H::AHEAD) go_on(number);
+        if (next.number >= groups) return others;
+        Group group = next;
+        number = group.number + int(gridDim.x);
+        take(asked, group.v, group.b, [&] {
+            if (H::AHEAD) go_on(number);
+        });
+    }
 }
+
+// Where a vector lies takes registers, too: of blocks of more than two fours a thread has none left
+// for the next one's, and would spill up to 44 bytes of them, or share with a CTA less.
+template <int BLOCK, int EACH>
+using ListedBlock = Held<BLOCK, EACH, (Held<BLOCK, EACH>::FOURS <= 2)>;
 
 template <class H, bool RANDOM>
 DEVICE void quantize_many_held(const Table& table, const Shared& shared) {
-    bool others = for_whole_groups<H>(table, shared, [&](int v, i64 b) {
-        quantize_held_group<H, RANDOM>(
-            values_of(table, v, shared), feedback_of(table, v, shared), payload_of(table, v), b,
-            shared.form, noise_of(table, v, shared));
-    });
+    auto take = [&](const Asked<H>& asked, int v, i64 b, auto ask_next) {
+        Noise noise = noise_of(table, v, shared);
+        Numbers numbers = numbers_of<RANDOM>(noise, b * H::BLOCK, H::TEAMS * H::BLOCK);
+        quantize_asked<H, RANDOM>(
+            asked, values_of(table, v, shared), feedback_of(table, v, shared),
+            payload_of(table, v), b + int(threadIdx.x) / H::TEAM, shared.form, numbers, ask_next);
+    };
+    bool others = for_whole_groups<H>(table, shared, take);
     if (others) quantize_many_others<H::EACH, RANDOM>(table, shared, H::TEAMS);
 }
 
@@ -155,14 +197,12 @@ RARE void quantize_many_other_signs(const Table& table, Shared shared, int teams
 
 template <class H>
 DEVICE void quantize_many_signs_held(const Table& table, const Shared& shared) {
-    bool others = for_whole_groups<H>(table, shared, [&](int v, i64 b) {
-        Values x = values_of(table, v, shared);
-        Asked<H> asked;
-        i64 own = b + int(threadIdx.x) / H::TEAM;
-        ask(asked, x, table.residual[v], own * H::BLOCK);
+    auto take = [&](const Asked<H>& asked, int v, i64 b, auto ask_next) {
         quantize_signs_asked<H>(
-            asked, x, feedback_of(table, v, shared), table.codes[v], table.scales[v], own, [] {});
-    });
+            asked, values_of(table, v, shared), feedback_of(table, v, shared), table.codes[v],
+            table.scales[v], b + int(threadIdx.x) / H::TEAM, ask_next);
+    };
+    bool others = for_whole_groups<H>(table, shared, take);
     if (others) quantize_many_other_signs(table, shared, H::TEAMS);
 }
 
@@ -216,8 +256,8 @@ DEVICE void sum_many(
 #define QUANTIZE_MANY(name, ...) QUANTIZE_MANY_AS(name, 1, quantize_many, __VA_ARGS__)
 #define QUANTIZE_MANY_HELD(name, RANDOM, BLOCK, EACH)                                           \
     QUANTIZE_MANY_AS(                                                                           \
-        name, (Held<BLOCK, EACH>::CTAS < 3 ? 2 : 3), quantize_many_held, Held<BLOCK, EACH>,     \
-        RANDOM)
+        name, (ListedBlock<BLOCK, EACH>::CTAS < 3 ? 2 : 3), quantize_many_held,                 \
+        ListedBlock<BLOCK, EACH>, RANDOM)
 
 #define QUANTIZE_MANY_OF_SIGNS_AS(name, ctas, quantize_many)                                    \
     CROWDED(                                                                                    \
@@ -235,8 +275,9 @@ DEVICE void sum_many(
 #define SUM_MANY(name, THREADS, EACH)                                                           \
     KERNEL(                                                                                     \
         name, CTA,                                                                              \
-        (const SumTable table, EACH_OF(const u8*, payload), float* totals, bool alone,          \
-         bool resumes, bool last, int kind, int block, int zero, bool ranged, float weight)) {  \
+        (const SumTable table, EACH_OF(const u8* __restrict__, payload), float* totals,         \
+         bool alone, bool resumes, bool last, int kind, int block, int zero, bool ranged,       \
+         float weight)) {                                                                       \
         const u8* const payloads[MOST] = ALL_OF(payload);                                       \
         Course course = {resumes, last, totals};                                                \
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
@@ -250,8 +291,8 @@ DEVICE void sum_many(
 #define SUM_MANY_OF_SIGNS(name, THREADS)                                                        \
     KERNEL(                                                                                     \
         name, CTA,                                                                              \
-        (const SumTable table, EACH_OF(const u8*, payload), float* totals, bool alone,          \
-         bool resumes, bool last, int kind, int block, float weight)) {                         \
+        (const SumTable table, EACH_OF(const u8* __restrict__, payload), float* totals,         \
+         bool alone, bool resumes, bool last, int kind, int block, float weight)) {             \
         const u8* const payloads[MOST] = ALL_OF(payload);                                       \
         Course course = {resumes, last, totals};                                                \
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
