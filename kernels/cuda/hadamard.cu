@@ -72,9 +72,9 @@ DEVICE void load_tile(const float* p, const u32* signs, const Tile& tile, float 
 
 KERNEL(
     rotate_quantize, CTA,
-    (const float* p, const float* norms, const u32* signs, u8* codes, i64 n, int bits,
-     u64 table_low, u64 table_high, double clip, u32 seed, u32 stream, u32 step, u32 parameter,
-     i64 start)) {
+    (const float* __restrict__ p, const float* __restrict__ norms, const u32* __restrict__ signs,
+     u8* __restrict__ codes, i64 n, int bits, u64 table_low, u64 table_high, double clip, u32 seed,
+     u32 stream, u32 step, u32 parameter, i64 start)) {
     __shared__ uint4 room[TILE / 4];
     __shared__ float factors[MOST_CHUNKS];
     __shared__ u32 cells[CELLS];
@@ -152,13 +152,15 @@ DEVICE void sum_codes(const u8* codes, Sum* sums, Cut cut, const Table& table, b
 
 KERNEL(
     sum_codes_8, CTA,
-    (const u8* codes, u8* sums, i64 n, int bits, u64 table_low, u64 table_high, bool add)) {
+    (const u8* __restrict__ codes, u8* __restrict__ sums, i64 n, int bits, u64 table_low,
+     u64 table_high, bool add)) {
     sum_codes(codes, sums, {n, bits}, {table_low, table_high, 0.0}, add);
 }
 
 KERNEL(
     sum_codes_16, CTA,
-    (const u8* codes, u16* sums, i64 n, int bits, u64 table_low, u64 table_high, bool add)) {
+    (const u8* __restrict__ codes, u16* __restrict__ sums, i64 n, int bits, u64 table_low,
+     u64 table_high, bool add)) {
     sum_codes(codes, sums, {n, bits}, {table_low, table_high, 0.0}, add);
 }
 
@@ -233,8 +235,9 @@ DEVICE void deliver2(
 
 KERNEL(
     rotate_back, CTA,
-    (const void* sums, bool wide, const float* norms, const u32* signs, float* out, i64 n,
-     int bits, int most, double clip, float weight, bool add)) {
+    (const void* __restrict__ sums, bool wide, const float* __restrict__ norms,
+     const u32* __restrict__ signs, float* __restrict__ out, i64 n, int bits, int most,
+     double clip, float weight, bool add)) {
     __shared__ uint4 room[TILE / 4];
     __shared__ float units[MOST_CHUNKS];
     Cut cut = {n, bits};
@@ -271,7 +274,9 @@ DEVICE void store_tile(const Tile& tile, const float (&v)[EACH], float* half_way
 }
 
 KERNEL(
-    rotate_tiles, CTA, (const float* p, const u32* signs, float* half_way, i64 n, int bits)) {
+    rotate_tiles, CTA,
+    (const float* __restrict__ p, const u32* __restrict__ signs, float* __restrict__ half_way,
+     i64 n, int bits)) {
     __shared__ uint4 room[TILE / 4];
     Cut cut = {n, bits};
     i64 tiles = tile_count(cut);
@@ -287,8 +292,8 @@ KERNEL(
 
 KERNEL(
     rotate_tiles_back, CTA,
-    (const void* sums, bool wide, const float* norms, float* half_way, i64 n, int bits, int most,
-     double clip)) {
+    (const void* __restrict__ sums, bool wide, const float* __restrict__ norms,
+     float* __restrict__ half_way, i64 n, int bits, int most, double clip)) {
     __shared__ uint4 room[TILE / 4];
     Cut cut = {n, bits};
     Decoder decoder = {most, clip, 1.0f, false};
@@ -327,8 +332,9 @@ DEVICE void load_column(const float* half_way, Column column, int bits, float (&
 
 KERNEL(
     quantize_columns, CTA,
-    (const float* half_way, i64 rotated, const float* norms, u8* codes, int bits, u64 table_low,
-     u64 table_high, double clip, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
+    (const float* __restrict__ half_way, i64 rotated, const float* __restrict__ norms,
+     u8* __restrict__ codes, int bits, u64 table_low, u64 table_high, double clip, u32 seed,
+     u32 stream, u32 step, u32 parameter, i64 start)) {
     static_assert(FAR == EACH, "they share their butterflies");
     __shared__ u32 cells[CELLS];
     Table table = {table_low, table_high, clip};
@@ -360,8 +366,9 @@ KERNEL(
 
 KERNEL(
     deliver_columns, CTA,
-    (const float* half_way, i64 rotated, const float* norms, const u32* signs, float* out, i64 n,
-     int bits, int most, double clip, float weight, bool add)) {
+    (const float* __restrict__ half_way, i64 rotated, const float* __restrict__ norms,
+     const u32* __restrict__ signs, float* __restrict__ out, i64 n, int bits, int most,
+     double clip, float weight, bool add)) {
     Decoder decoder = {most, clip, weight, add};
     i64 columns = column_count(rotated);
     for (i64 c = i64(blockIdx.x) * CTA + threadIdx.x; c < columns; c += i64(gridDim.x) * CTA) {

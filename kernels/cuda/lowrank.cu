@@ -95,19 +95,19 @@ DEVICE void right(
 }
 
 #define FACTORS(VECTORS)                                                                         \
-    KERNEL(left_##VECTORS##_narrow, CTA, PARAMETERS) {                                           \
+    KERNEL(left_##VECTORS##_narrow, CTA, PARAMETERS()) {                                         \
         left<VECTORS, 1>({x, residual, loss_scale}, factor, parts, SHAPE);                       \
     }                                                                                            \
-    KERNEL(left_##VECTORS##_wide, CTA, PARAMETERS) {                                             \
+    KERNEL(left_##VECTORS##_wide, CTA, PARAMETERS()) {                                           \
         Sum m = {x, residual, loss_scale};                                                       \
         if (are_wide(columns, x, residual, factor)) left<VECTORS, 4>(m, factor, parts, SHAPE);   \
         else left<VECTORS, 1>(m, factor, parts, SHAPE);                                          \
     }                                                                                            \
-    KERNEL(right_##VECTORS##_narrow, CTA, PARAMETERS) {                                          \
+    KERNEL(right_##VECTORS##_narrow, CTA, PARAMETERS(__restrict__)) {                            \
         __shared__ Pack<VECTORS> factors[PANEL];                                                 \
         right<VECTORS, 1>({x, residual, loss_scale}, factor, parts, SHAPE, factors);             \
     }                                                                                            \
-    KERNEL(right_##VECTORS##_wide, CTA, PARAMETERS) {                                            \
+    KERNEL(right_##VECTORS##_wide, CTA, PARAMETERS(__restrict__)) {                              \
         __shared__ Pack<VECTORS> factors[PANEL];                                                 \
         Sum m = {x, residual, loss_scale};                                                       \
         if (are_wide(columns, x, residual, parts))                                               \
@@ -115,9 +115,10 @@ DEVICE void right(
         else right<VECTORS, 1>(m, factor, parts, SHAPE, factors);                                \
     }
 
-#define PARAMETERS                                                                               \
-    (float* x, const float* residual, float loss_scale, const float* factor, float* parts,       \
-     i64 rows, i64 columns, int approx_rank, int first, int last)
+// A left product does without __restrict__: factors that are asked for earlier take more registers.
+#define PARAMETERS(RESTRICT)                                                                     \
+    (float* x, const float* RESTRICT residual, float loss_scale, const float* RESTRICT factor,   \
+     float* RESTRICT parts, i64 rows, i64 columns, int approx_rank, int first, int last)
 #define SHAPE {rows, columns, approx_rank, first, last}
 
 FACTORS(1)
@@ -126,7 +127,8 @@ FACTORS(4)
 FACTORS(8)
 
 // out = the parts' sum, in order.
-KERNEL(add_up, CTA, (const float* parts, float* out, i64 n, i64 count)) {
+KERNEL(
+    add_up, CTA, (const float* __restrict__ parts, float* __restrict__ out, i64 n, i64 count)) {
     constexpr int AHEAD = 8;
     for (i64 i = team_number<1>(); i < n; i += team_count<1>()) {
         float sum = 0.0f;
@@ -226,8 +228,8 @@ DEVICE void split(
 
 KERNEL(
     low_rank_product, CTA,
-    (const float* p, const float* q, float* out, i64 rows, i64 columns, int approx_rank,
-     const u32* verdicts)) {
+    (const float* __restrict__ p, const float* __restrict__ q, float* __restrict__ out, i64 rows,
+     i64 columns, int approx_rank, const u32* __restrict__ verdicts)) {
     Shape shape = {rows, columns, approx_rank, 0, approx_rank};
     bool spoiled = is_spoiled(verdicts, approx_rank);
     if (are_wide(columns, q, out)) write_product<4>(p, q, out, shape, spoiled);
@@ -236,8 +238,9 @@ KERNEL(
 
 KERNEL(
     split_low_rank, CTA,
-    (float* m, const float* p, const float* q, float* residual, i64 rows, i64 columns,
-     int approx_rank, const u32* verdicts, float back, bool held)) {
+    (float* __restrict__ m, const float* __restrict__ p, const float* __restrict__ q,
+     float* __restrict__ residual, i64 rows, i64 columns, int approx_rank,
+     const u32* __restrict__ verdicts, float back, bool held)) {
     Shape shape = {rows, columns, approx_rank, 0, approx_rank};
     bool spoiled = is_spoiled(verdicts, approx_rank);
     if (spoiled) write_product<1>(p, q, m, shape, spoiled);
@@ -246,7 +249,9 @@ KERNEL(
 }
 
 // A CTA looks at a row.
-KERNEL(judge_rows, CTA, (const float* factor, u32* verdicts, i64 columns, int rows)) {
+KERNEL(
+    judge_rows, CTA,
+    (const float* __restrict__ factor, u32* __restrict__ verdicts, i64 columns, int rows)) {
     constexpr int STEPS = 4;
     for (i64 k = blockIdx.x; k < rows; k += gridDim.x) {
         const float* row = factor + k * columns;
@@ -269,10 +274,9 @@ KERNEL(judge_rows, CTA, (const float* factor, u32* verdicts, i64 columns, int ro
 // The number in [-1, 1] of an element.
 DEVICE float drawn(const Noise& noise, i64 i) {
     u64 element = u64(noise.start + i);
-    u32 words[4], place = u32(element % 4);
+    u32 words[4];
     philox(noise, element / 4, words);
-    u32 word = place == 0 ? words[0] : place == 1 ? words[1] : place == 2 ? words[2] : words[3];
-    return float(int(word ^ 0x80000000u)) * 0x1p-31f;
+    return float(int(word_of(words, u32(element % 4)) ^ 0x80000000u)) * 0x1p-31f;
 }
 
 KERNEL(
@@ -294,7 +298,9 @@ KERNEL(
 }
 
 // Rows become orthonormal in two times of three launches.
-KERNEL(multiply, CTA, (const float* p, double* memory, i64 n, int approx_rank)) {
+KERNEL(
+    multiply, CTA,
+    (const float* __restrict__ p, double* __restrict__ memory, i64 n, int approx_rank)) {
     multiply_rows(p, room_in(memory, approx_rank).parts, n, approx_rank);
 }
 

@@ -239,8 +239,9 @@ DEVICE void write_overflow(
 
 KERNEL(
     write_chosen, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n,
-     const State* state, const u64* marks, const u64* before, u32* indices, float* values,
+    (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,
+     float back, i64 n, const State* __restrict__ state, const u64* __restrict__ marks,
+     const u64* __restrict__ before, u32* __restrict__ indices, float* __restrict__ values,
      i64 room, bool fixed)) {
     if (state->largest >= INFINITE)
         return write_overflow(residual, state, indices, values, fixed ? room : min(room, i64(1)));
@@ -308,10 +309,12 @@ KERNEL(
     if (threadIdx.x == 0) atomicMax(&noted->largest, largest);
 }
 
+// The residual is not __restrict__: indices are checked later, and may repeat.
 KERNEL(
     take_out, CTA,
-    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n,
-     const u32* indices, float* values, i64 count, const Noted* noted)) {
+    (const void* __restrict__ x, int kind, float* residual, float loss_scale, float back, i64 n,
+     const u32* __restrict__ indices, float* __restrict__ values, i64 count,
+     const Noted* __restrict__ noted)) {
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
     bool finite = noted->largest < INFINITE;
     for (i64 j = team_number<1>(); j < count; j += team_count<1>()) {

@@ -35,7 +35,8 @@ DEVICE Place place_in(const u32* others, i64 count, u32 index) {
 
 KERNEL(
     count_shared, CTA,
-    (const u32* own, i64 count, const u32* others, i64 other_count, i64 tiles, i64* counts)) {
+    (const u32* __restrict__ own, i64 count, const u32* __restrict__ others, i64 other_count,
+     i64 tiles, i64* __restrict__ counts)) {
     for (i64 t = blockIdx.x; t < tiles; t += gridDim.x) {
         i64 shared = 0;
         for (int e = 0; e < EACH; ++e) {
@@ -51,9 +52,10 @@ KERNEL(
 // second a zero: from the end on, as many as there are.
 KERNEL(
     place, CTA,
-    (const u32* own, const float* own_values, i64 count, const u32* others,
-     const float* other_values, i64 other_count, i64 tiles, const i64* counts, int is_first,
-     u32* indices, float* values)) {
+    (const u32* __restrict__ own, const float* __restrict__ own_values, i64 count,
+     const u32* __restrict__ others, const float* __restrict__ other_values, i64 other_count,
+     i64 tiles, const i64* __restrict__ counts, int is_first, u32* __restrict__ indices,
+     float* __restrict__ values)) {
     for (i64 t = blockIdx.x; t < tiles; t += gridDim.x) {
         i64 before = counts[t];
         for (int e = 0; e < EACH; ++e) {
