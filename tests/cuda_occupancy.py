@@ -113,32 +113,48 @@ VECTORS = (
     Stream("integers", "scale_32", 2 * 16, 4, 4),
 )
 """Of these and those in registers, a test finds the loads in the compiler's output."""
-ASKED_AHEAD = tuple(
-    stream
-    for stream in IN_REGISTERS
-    if stream.source in ("blockwise", "chunks", "fp8", "natural", "onebit")
-    and not re.fullmatch("quantize_2.*_of_1024", stream.name)  # its registers hold one block
-)
+
+
+def _asks_ahead(stream: Stream) -> bool:
+    if stream.source == "multi_tensor":  # where a vector lies takes registers
+        return "many_1_" in stream.name or stream.asked_bytes <= 2 * (16 + 16)
+    if re.fullmatch("quantize_2.*_of_1024", stream.name):  # its registers hold one block
+        return False
+    return stream.source in ("blockwise", "chunks", "fp8", "natural", "onebit")
+
+
+ASKED_AHEAD = tuple(filter(_asks_ahead, IN_REGISTERS))
 """Those that ask for the next block before they write one."""
 
-STREAMS = (
-    *IN_REGISTERS,
-    *VECTORS,
-    Stream("casts", "widened", 2 * (8 + 16), 6, 4),
-    Stream("casts", "sums", 4 * 8, 8, 4),
+DECODERS = (
     *(
         Stream("blockwise", f"dequantize_{bits}_by_warps", 4 + 16 * 8 // bits, 4 + bits / 8, 4)
         for bits in (8, 4, 2)
     ),
-    *(Stream("blockwise", f"sum_{bits}_by_warps", 4 * 4, bits / 2, 4) for bits in (8, 4, 2)),
     Stream("fp8", "dequantize_by_warps", 4 + 16, 5, 4),
+    Stream("natural", "dequantize", 4 + 4 + 16, 5.125, 4),
+    Stream("onebit", "dequantize_by_warps", 4 + 16, 4.125, 4),
+)
+"""Words of codes, and what they are added to."""
+SUMS = (
+    *(Stream("blockwise", f"sum_{bits}_by_warps", 4 * 4, bits / 2, 4) for bits in (8, 4, 2)),
     Stream("fp8", "sum_by_warps", 4 * 4, 4, 4),
     Stream("natural", "sums", 4 * (4 + 4), 4.5, 4),
-    Stream("onebit", "dequantize_by_warps", 4 + 16, 4.125, 4),
     Stream("onebit", "sum_by_warps", 4 * 4, 0.5, 4),
 )
+"""Words of codes of four payloads; the code has loads for eight, and of the sums so far."""
+CASTS = (
+    Stream("casts", "widened", 2 * (8 + 16), 6, 4),
+    Stream("casts", "sums", 4 * 8, 8, 4),
+)
+"""The loads of 16-bit values and of float32 lie beside each other there: no run is of one kind."""
+
+STREAMS = (*IN_REGISTERS, *VECTORS, *DECODERS, *SUMS, *CASTS)
 
 _LOAD = re.compile(r"ld\.global(?:\.nc)?\.v4\.\w32\s+\{(?P<into>[^}]*)\}")
+_LOAD_OF_CODES = re.compile(  # scales are float32, and what may be written is not .nc
+    r"ld\.global(?:(?:\.nc)?\.v4\.\w32|\.nc(?:\.v2)?\.[bu]32)\s+(?P<into>\{[^}]*\}|%r\w+)"
+)
 _NAME = re.compile(r"%\w+")
 
 
@@ -147,7 +163,7 @@ def body(ptx: str, name: str) -> str:
     return ptx.split(f".entry {name}(", 1)[1].split(".entry ", 1)[0].split(".func ", 1)[0]
 
 
-def vector_runs(ptx: str, name: str) -> Iterator[int]:
+def vector_runs(ptx: str, name: str, *, codes: bool = False) -> Iterator[int]:
     """Yield the bytes of each run of loads of 16 bytes: nothing uses the first before the last.
 
     Copies between registers do not count as a use: they are where the two sides of a branch meet.
@@ -155,12 +171,14 @@ def vector_runs(ptx: str, name: str) -> Iterator[int]:
     Args:
         ptx: What the compiler makes of a source.
         name: Of the kernel.
+        codes: Whether loads of words and pairs of them count, too, where codes are.
     """
-    asked, pending = 0, set[str]()
+    asked, pending, load = 0, set[str](), _LOAD_OF_CODES if codes else _LOAD
     for line in body(ptx, name).splitlines():
-        if found := _LOAD.search(line):
-            asked += 16
-            pending |= set(_NAME.findall(found["into"]))
+        if found := load.search(line):
+            into = _NAME.findall(found["into"])
+            asked += 4 * len(into)
+            pending |= set(into)
         elif "mov." not in line and pending & set(_NAME.findall(line.partition(",")[2])):
             yield asked
             asked, pending = 0, set()

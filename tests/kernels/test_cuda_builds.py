@@ -11,8 +11,11 @@ from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
 from compressa.kernels.cuda._gpu import _KERNEL
 from cuda_occupancy import (
     ASKED_AHEAD,
+    CASTS,
+    DECODERS,
     IN_REGISTERS,
     STREAMS,
+    SUMS,
     VECTORS,
     Stream,
     body,
@@ -20,10 +23,26 @@ from cuda_occupancy import (
     under_way,
     vector_runs,
 )
-from cuda_registers import ARCHITECTURES, SOURCES, TABLE, built, digest, listed, needs
+from cuda_registers import (
+    ARCHITECTURES,
+    SOURCES,
+    TABLE,
+    built,
+    digest,
+    floor_of,
+    floors,
+    listed,
+    needs,
+)
 from emulated_cuda import HEADER
 
 MOST_SPILLED_BYTES = 32
+MOST_FRAME_BYTES = 32  # as those spill
+CALLERS = {
+    r"blockwise: quantize_[48](_at_random)?_of_(128|256)": 88,
+    r"multi_tensor: quantize_many_at_random_\d_of_(128|256|512)": 144,
+}
+"""What calls a function for groups that are not whole or not even, and that function's frame."""
 COMPILED_HERE = "sm_90"  # the others are compiled when the table is made
 
 needs_nvrtc = pytest.mark.skipif(
@@ -51,7 +70,7 @@ def test_a_number_that_no_compiler_has_said_is_noticed() -> None:
 
 @needs_nvrtc
 def test_all_were_compiled_by_the_compiler_that_is_installed() -> None:
-    made_by = f"with NVRTC\n{version('nvidia-cuda-nvrtc')}."
+    made_by = f"with\nNVRTC {version('nvidia-cuda-nvrtc')}."
     assert made_by in page(), "run python tests/cuda_registers.py"
 
 
@@ -59,6 +78,31 @@ def test_nothing_spills_to_speak_of() -> None:
     found = list(listed(page()))
     assert {architecture for architecture, _ in found} == set(ARCHITECTURES)
     assert not [one for one in found if one[1].spilled_bytes > MOST_SPILLED_BYTES]
+
+
+def test_no_thread_has_a_stack_to_speak_of() -> None:
+    for architecture, one in listed(page()):
+        called = [most for name, most in CALLERS.items() if re.fullmatch(name, one.name)]
+        assert one.frame_bytes <= max([MOST_FRAME_BYTES, *called]), (architecture, one.name)
+
+
+def test_no_kernel_loses_half_of_the_warps_that_share_a_multiprocessor() -> None:
+    held_to = floors(page())
+    found = {(architecture, one.name): one.warps for architecture, one in listed(page())}
+    assert set(held_to) == set(found)
+    fewer = {
+        which: (warps, held_to[which]) for which, warps in found.items() if warps < held_to[which]
+    }
+    assert not fewer, "warps, and those that it is held to: see tests/cuda_registers.py"
+    assert not [which for which, warps in found.items() if held_to[which] < floor_of(warps)]
+
+
+@pytest.mark.parametrize(
+    ("warps", "floor"), [(64, 40), (48, 32), (40, 24), (32, 24), (24, 16), (16, 16), (8, 8)]
+)
+def test_half_as_many_warps_are_too_few(warps: int, floor: int) -> None:
+    assert floor_of(warps) == floor
+    assert warps // 2 < floor <= warps
 
 
 @needs_nvrtc
@@ -69,6 +113,9 @@ def test_the_compiler_makes_of_a_source_what_is_said_of_it(source: str) -> None:
     ptx = built(source, COMPILED_HERE).ptx
     for stream in (each for each in IN_REGISTERS + VECTORS if each.source == source):
         asks_for_vectors(ptx, stream)
+    for stream in (each for each in DECODERS + SUMS + CASTS if each.source == source):
+        asks_for_all_codes(ptx, stream)
+    assert "__local_depot" not in ptx, "an array lies in local memory"
     for stream in (each for each in ASKED_AHEAD if each.source == source):
         asks_for_the_next_block_before_it_writes_this_one(ptx, stream)
 
@@ -83,6 +130,17 @@ def the_table_says_what_the_compiler_says(source: str) -> None:
 def asks_for_vectors(ptx: str, stream: Stream) -> None:
     """What a thread asks for at once is asked for by vectors."""
     assert max(vector_runs(ptx, stream.name)) == stream.asked_bytes, stream.name
+
+
+def asks_for_all_codes(ptx: str, stream: Stream) -> None:
+    """The words of codes, and what they are added to, are asked for before any is used."""
+    most = max(vector_runs(ptx, stream.name, codes=True))
+    if stream in SUMS:  # of eight payloads there, and of the sums before them
+        assert most == 2 * stream.asked_bytes + 16, stream.name
+    elif stream in DECODERS:
+        assert most - stream.asked_bytes in (0, 4), stream.name  # signs' scale is read as a word
+    else:
+        assert most >= stream.asked_bytes, stream.name
 
 
 def asks_for_the_next_block_before_it_writes_this_one(ptx: str, stream: Stream) -> None:
