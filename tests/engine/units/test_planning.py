@@ -43,18 +43,18 @@ def test_a_course_arrives_as_it_was_sent(made: tuple[StepPlan, list[Name]]) -> N
 
 
 @given(step_plans(), st.data())
-def test_what_is_no_course_is_refused(
+def test_what_is_no_step_plan_is_refused(
     made: tuple[StepPlan, list[Name]], data: st.DataObject
 ) -> None:
     step_plan, names = made
     ordered = set(step_plan.launches)
     sound = np.frombuffer(written(step_plan, names), "<u4")
-    place = data.draw(st.integers(0, len(sound) - 1))
+    position = data.draw(st.integers(0, len(sound) - 1))
     broken = sound.copy()
-    broken[place] = data.draw(st.sampled_from([2**32 - 1, len(names)]))
-    with pytest.raises(ValueError, match=r"place|launches"):
+    broken[position] = data.draw(st.sampled_from([2**32 - 1, len(names)]))
+    with pytest.raises(ValueError, match=r"position|launches"):
         read(broken.tobytes(), names, ordered, 7)
-    with pytest.raises(ValueError, match="places of"):
+    with pytest.raises(ValueError, match="order of"):
         read(sound[:-1].tobytes(), names, ordered, 7)
 
 
