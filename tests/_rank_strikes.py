@@ -142,11 +142,11 @@ def _on_compiled(due: Due) -> Iterator[None]:
         link.send(bytes(header) + bytes(data))
 
     def broken_exchange(
-        self: Loop, key: Key, messages: Exchange, priority: int, done: Done
+        self: Loop, key: Key, messages: Exchange, priority: int, done: Done, *more: Any
     ) -> bool:
         for peer, buffer in messages.outgoing.items():
             strike(self, key, peer, buffer[:_SOME].numpy().data, buffer.numel())
-        return exchange(self, key, messages, priority, done)
+        return exchange(self, key, messages, priority, done, *more)
 
     def broken_start(
         self: Loop,
