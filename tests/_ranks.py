@@ -30,7 +30,6 @@ from _training import host_store, join
 Job = Callable[..., Any]
 MESSAGE_BYTES = 1 << 20
 _START_S = 180.0  # torch is imported, from a cold disk at worst
-_MEASURED = "COVERAGE_PROCESS_CONFIG" in os.environ
 _FRESH_AFTER_JOBS = 40  # a pool is replaced then, so that leaks of a test stay small
 
 
@@ -314,7 +313,7 @@ class Group:
 
     def end(self) -> None:
         """Kill what still runs; `make coverage` has it leave first, which writes what was run."""
-        if _MEASURED:
+        if "COVERAGE_PROCESS_CONFIG" in os.environ:
             with contextlib.suppress(AssertionError):  # one hangs
                 self.leave(5.0)
         for process in self.processes:
