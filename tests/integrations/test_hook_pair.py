@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import compressa
+from compressa.integrations.hook_pair import compressed_mean
 from compressa.tracing.reader import read
 
 pytestmark = pytest.mark.ranks
@@ -93,7 +94,7 @@ def use_for_two_models(*, config: Any, late: bool) -> list[str]:
     said = []
     if late:
         run_steps(first, optimizer, 0, 1)
-    second.register_comm_hook(state, compressa.comm_hook(config)[1])
+    second.register_comm_hook(state, compressed_mean)  # a further pair would warn later
     for _ in range(1 if late else 2):
         said += [said_by(run_steps, second, _optimizer(second), 0, 1)]
     if late:
@@ -106,7 +107,7 @@ def copy_and_train(*, config: Any) -> dict[str, Any]:
     """Copy a pair as a strategy that is sent to other processes does, and copy its model."""
     state, wrapped, optimizer = paired(config)
     run_steps(wrapped, optimizer, 0, 1)
-    sent, hook = pickle.loads(pickle.dumps((state, compressa.comm_hook(config)[1])))
+    sent, hook = pickle.loads(pickle.dumps((state, compressed_mean)))
     fresh = DistributedDataParallel(build("mlp", dist.get_rank()))
     fresh.register_comm_hook(sent, hook)
     run_steps(fresh, _optimizer(fresh), 0, 1)
@@ -147,11 +148,12 @@ def step_unheard(*, config: Any, how: str) -> list[str]:
     """Train three steps that no hook hears of; return what is said of it, and where."""
     rank = dist.get_rank()
     net = build("mlp", rank)
+    other = torch.nn.Linear(16, 4)
+    run_steps(other, _optimizer(other), 0, 1)  # at which pairs of earlier tests speak up
     wrapped = DistributedDataParallel(net)
     state, hook = compressa.comm_hook(config)
     if how != "slot":
         wrapped.register_comm_hook(state, hook)
-    other = torch.nn.Linear(16, 4)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         if how != "slot":
