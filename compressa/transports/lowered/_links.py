@@ -38,6 +38,8 @@ _TURN_BYTES = 1 << 20  # then the other peers have their turn
 def flush(loop: int, link: int) -> None:
     """Hand frames to the kernel until it takes no more."""
     while peek(loop, w.FAULT) == 0 and not peek(link, w.FULL):
+        if _is_overtaken(link):
+            _give_back(link)
         if peek(link, w.OUT_ROW) == 0:
             first = peek(link, w.FIRST)
             if peek(first, w.QUEUE) == 0 or peek(first, w.WAITING):
@@ -122,8 +124,17 @@ def _refused(loop: int, link: int, why: int) -> None:
 
 
 @lean_nested
+def _is_overtaken(link: int) -> bool:
+    """Whether something more urgent has come than a frame that found no room."""
+    row, urgent = peek(link, w.OUT_ROW), peek(peek(link, w.FIRST), w.QUEUE)
+    if row == 0 or urgent == 0 or peek(link, w.OUT_SENT) or peek(link, w.NOT_BEFORE_NS):
+        return False
+    return peek(peek(urgent, w.R_PROGRAM), w.PRIORITY) < peek(peek(row, w.R_PROGRAM), w.PRIORITY)
+
+
+@lean_nested
 def _give_back(link: int) -> None:
-    """Have another link cut anew what this one has no room for; nothing was cut since."""
+    """Have a frame cut anew, of another link or later; nothing was cut since."""
     row, first, mac = peek(link, w.OUT_ROW), peek(link, w.FIRST), peek(link, w.OUT_MAC)
     count = peek(link, w.OUT_BYTES)
     if peek(row, w.R_DONE) == peek(row, w.R_BYTES):  # it is not in the queue any more

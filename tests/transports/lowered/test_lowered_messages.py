@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from _lowered import CHUNK_BYTES, KEY, End, ends, frame, side_by_side
+from _lowered import CHUNK_BYTES, EPOCH, KEY, End, ends, frame, side_by_side
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,8 @@ from compressa.collectives.base import Exchange
 from compressa.errors import PayloadError, PeerLost
 from compressa.testing.memory import Guarded
 from compressa.transports.base import Key, Received
-from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.transports.checks import Keys
+from compressa.transports.frames import FRAME_HEADER_BYTES, read_frame
 from compressa.transports.lowered import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the compiled loop is for 64-bit Linux")
@@ -99,6 +101,33 @@ def test_everyone_gets_what_everyone_sent(
                 assert sorted(got[rank][i]) == [peer for peer in range(size) if peer != rank]
                 for peer, received in got[rank][i].items():
                     assert as_bytes(received) == as_bytes(sent[peer][i])
+
+
+@pytest.mark.parametrize("secret", [None, b"known to the ranks alone"])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_frame_that_found_no_room_is_overtaken(chunks: int, secret: bytes | None) -> None:
+    """By what is more urgent; its message comes behind that, and whole."""
+    near, far = socket.socketpair()
+    end, check = End(0, {1: [near]}, secret=secret), Keys(1, secret).coming_from(0)
+    far.settimeout(5.0)
+    junk = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            junk += near.send(bytes(1 << 10), socket.MSG_DONTWAIT)
+    long, urgent, less = random(chunks * CHUNK_BYTES), random(8), random(8)
+    for unit, (data, priority) in enumerate([(long, 5), (less, 6), (urgent, 4)]):
+        end.exchange(Key(2, unit, 0), Exchange({1: data}, {}), priority)
+        end.loop.wait(-1, 0.0)  # which cuts a frame
+    far.recv(junk, socket.MSG_WAITALL)
+    end.until(3)
+    for unit, data in ((2, urgent), *[(0, chunk) for chunk in long.split(CHUNK_BYTES)], (1, less)):
+        front = far.recv(FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+        one = read_frame(memoryview(front), EPOCH, CHUNK_BYTES, "here")
+        body = far.recv(one.data_bytes, socket.MSG_WAITALL)
+        one.verify(memoryview(body), "here", check)
+        assert (one.key.unit, body) == (unit, as_bytes(data))
+    end.close()
+    far.close()
 
 
 @pytest.mark.parametrize("cut", [1, FRAME_HEADER_BYTES, 60, 4000, CHUNK_BYTES + 70, 9000, 12000])
