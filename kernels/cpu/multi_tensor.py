@@ -82,7 +82,8 @@ class _Quantizers:
         if self._shape is None:
             _rows.quantize_sign_rows(*given, room, block)
             return
-        drawn = noise_key(noise, 0), noise_buffer(noise, block)
+        shared = None if noise is None else Noise(*noise[:3], parameter=0)
+        drawn = noise_key(shared, 0), noise_buffer(shared, block)
         bytes_ = np.empty(block + 8, np.uint8)
         _rows.quantize_rows(*given, self._offsets, *drawn, room, bytes_, self._shape)
 

@@ -60,7 +60,9 @@ forms: st.SearchStrategy[BlockForm] = st.sampled_from(
     ]
 )
 vectors_of = st.lists(st.tuples(gradients(), st.none() | st.integers(0, 99)), max_size=7)
-noises = st.none() | st.builds(Noise, st.integers(0, 9), st.just(3), st.integers(0, 9), st.just(0))
+noises = st.none() | st.builds(
+    Noise, st.integers(0, 9), st.just(3), st.integers(0, 9), st.just(0), st.just(0)
+)
 sizes_of = st.lists(st.sampled_from(SIZES), max_size=7)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -163,6 +165,17 @@ def test_a_list_equals_calls_one_by_one(kind: str, noise: Noise | None) -> None:
         assert same_bits(codes, one.codes)
         assert same_bits(scales, one.scales)
         assert same_bits(left, one.residual)
+
+
+@on_every_backend
+@pytest.mark.parametrize("start", [-1, 2**64])
+def test_the_start_of_a_lists_noise_is_not_read(start: int) -> None:
+    """Each vector has its own, and its own parameter."""
+    xs, noise = [(drawn(100), None)], Noise(1, 2, 3, 0)
+    plain = alike("multi_tensor", lambda k: quantized(k, xs, FORM, noise))
+    other = noise._replace(parameter=9, start=start)
+    written = alike("multi_tensor", lambda k: quantized(k, xs, FORM, other))
+    assert all(map(same_bits, written[:2], plain[:2]))
 
 
 @on_every_backend
