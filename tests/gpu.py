@@ -131,8 +131,8 @@ def run(chosen: argparse.Namespace, site: Path) -> int:
     found |= {"machine": machine(), "imports": can_import}
     wanted = [name for name in PARTS if name in (chosen.parts or PARTS)]
     found["not_reached"] = list(wanted)
-    for place, name in enumerate(wanted):
-        limit_s = share(wanted[place:], end_s - time.monotonic())
+    for number, name in enumerate(wanted):
+        limit_s = share(wanted[number:], end_s - time.monotonic())
         if limit_s <= 0:
             break
         for state in PARTS[name](site, limit_s):  # what is known is kept, whatever comes
@@ -237,11 +237,11 @@ def compilation(site: Path, limit_s: float) -> Iterator[State]:
     codes |= {name: on_cpu.format(name) for name in works}
     names, state = list(codes), State(code=0, failed=[], not_reached=list(codes))
     commands = [[sys.executable, "-c", code] for code in codes.values()]
-    for place, one in side_by_side(commands, limit_s, site):
+    for number, one in side_by_side(commands, limit_s, site):
         state["code"] = max(state["code"], one["code"])
         state["failed"] += [one["output"][-2000:]] if one["code"] else []
         if one["code"] != LATE:
-            state["not_reached"].remove(names[place])
+            state["not_reached"].remove(names[number])
     yield state
 
 
@@ -293,11 +293,11 @@ def checks(site: Path, limit_s: float) -> Iterator[State]:
     files = test_files()
     state = State(code=0, files={}, not_reached=[file.name for file in files])
     commands = [[*PYTEST, "--maxfail=15", "--tb=short", str(file)] for file in files]
-    for place, one in side_by_side(commands, limit_s, site):
+    for number, one in side_by_side(commands, limit_s, site):
         state["code"] = max(state["code"], one["code"])
-        state["files"][files[place].name] = outcome(one)
+        state["files"][files[number].name] = outcome(one)
         if one["code"] != LATE:
-            state["not_reached"].remove(files[place].name)
+            state["not_reached"].remove(files[number].name)
         yield state
 
 

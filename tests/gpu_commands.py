@@ -41,8 +41,8 @@ def alone(
         environment: Of theirs, beside this process's own.
     """
     end_s, state = time.monotonic() + limit_s, State(code=0, said=[], not_reached=list(commands))
-    for place, (name, command) in enumerate(commands.items()):
-        share_s = (end_s - time.monotonic()) / (len(commands) - place)
+    for number, (name, command) in enumerate(commands.items()):
+        share_s = (end_s - time.monotonic()) / (len(commands) - number)
         done = said(command, share_s, folder, environment=environment)
         state["code"] = max(state["code"], done["code"])
         state["said"].append(done["output"][-2000:])
@@ -54,7 +54,7 @@ def alone(
 def side_by_side(
     commands: list[list[str]], limit_s: float, folder: Path, *, heard: bool = True
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Run commands, several at a time, all within a limit; yield each one's place and words."""
+    """Run commands, several at a time, all within a limit; yield each one's number and words."""
     end_s, processes = time.monotonic() + limit_s, list[Process]()
 
     def one(command: list[str]) -> dict[str, Any]:
@@ -62,10 +62,10 @@ def side_by_side(
         return said(command, left_s, folder, heard=heard, begun=processes.append)
 
     with ThreadPoolExecutor(PROCESSES) as pool:
-        places = {pool.submit(one, command): place for place, command in enumerate(commands)}
+        numbers = {pool.submit(one, command): number for number, command in enumerate(commands)}
         try:
-            for done in as_completed(places):
-                yield places[done], done.result()
+            for done in as_completed(numbers):
+                yield numbers[done], done.result()
         except BaseException:  # an interrupt comes to this thread alone
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:

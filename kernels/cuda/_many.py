@@ -1,7 +1,7 @@
 """Many: several launches of one kernel as one launch of its other form; see ``_many.cuh``.
 
-To start a kernel takes Python and the GPU as long as a megabyte takes it. So small vectors go
-together; what fills the GPU by itself has nothing to gain from that.
+To start a kernel takes Python and the GPU as long as a megabyte takes it. So launches of
+small vectors are merged; what fills the GPU by itself has nothing to gain from that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Many(Struct):
         return struct
 
 
-def together(launches: Sequence[Launch]) -> Iterator[Launch]:
+def merged(launches: Sequence[Launch]) -> Iterator[Launch]:
     """Yield what does as some launches of one kernel do that do not depend on each other."""
     source, name, *_ = launches[0]
     filling = _FILLING * device().processors if _has_form(source) else 0

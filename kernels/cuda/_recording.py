@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ._device import CTA, Argument, Device, Launch, device, noted_by
 from ._later import answers_later, find_fault, new_answer
-from ._many import together
+from ._many import merged
 
 Call = Callable[[], object]
 
@@ -134,5 +134,5 @@ def _side_by_side(chains: Sequence[Sequence[Launch]]) -> Iterator[Launch]:
     while left:
         heads = Counter((chain[0].source, chain[0].name) for chain in left)
         kernel, _ = heads.most_common(1)[0]
-        yield from together([c.popleft() for c in left if (c[0].source, c[0].name) == kernel])
+        yield from merged([c.popleft() for c in left if (c[0].source, c[0].name) == kernel])
         left = [chain for chain in left if chain]
