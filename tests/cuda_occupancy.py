@@ -151,6 +151,44 @@ CASTS = (
 
 STREAMS = (*IN_REGISTERS, *VECTORS, *DECODERS, *SUMS, *CASTS)
 
+
+class Vectors(NamedTuple):
+    """What a kernel reads and writes by vectors where all addresses allow it.
+
+    Attributes:
+        source: Its source.
+        name: Its own.
+        loads: Of four values, or two, in its instantiation for such addresses.
+        stores: Likewise.
+    """
+
+    source: str
+    name: str
+    loads: int
+    stores: int
+
+
+ALIGNED = (
+    Vectors("bitpack", "unpack_bits", 0, 1),
+    Vectors("bitpack", "find_too_large", 1, 0),
+    Vectors("bitpack", "find_disorder", 1, 0),
+    *(Vectors("dct", f"keep_{n}", 3, 1) for n in (16, 32, 64)),
+    *(Vectors("dct", f"add_{n}", 1, 1) for n in (16, 32, 64)),
+    Vectors("elias_fano", "join", 3, 2),
+    Vectors("hadamard", "rotate_quantize", 12, 0),
+    Vectors("hadamard", "sum_codes_16", 2, 2),
+    Vectors("hadamard", "rotate_back", 12, 16),
+    Vectors("hadamard", "rotate_tiles", 12, 8),
+    Vectors("hadamard", "rotate_tiles_back", 4, 8),
+    Vectors("philox", "random_words", 0, 1),
+    Vectors("philox", "random_fractions", 0, 1),
+    Vectors("strata", "stratified_u32", 1, 1),
+    Vectors("strata", "stratified_i64", 1, 2),
+    Vectors("strata", "multiply_by_strata", 1, 1),
+    Vectors("casts", "narrow", 4, 4),
+)
+"""Where alignment is decided once: these accesses are made without another look at the address."""
+
 _LOAD = re.compile(r"ld\.global(?:\.nc)?\.v4\.\w32\s+\{(?P<into>[^}]*)\}")
 _LOAD_OF_CODES = re.compile(  # scales are float32, and what may be written is not .nc
     r"ld\.global(?:(?:\.nc)?\.v4\.\w32|\.nc(?:\.v2)?\.[bu]32)\s+(?P<into>\{[^}]*\}|%r\w+)"

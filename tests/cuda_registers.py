@@ -37,6 +37,11 @@ _ROW = re.compile(
     re.MULTILINE,
 )
 
+_CALLED_ROW = re.compile(
+    r"^\| (?P<source>\w+): (?P<name>\w+) \| (?P<cells>[\d |]*\d) \|$",
+    re.MULTILINE,
+)
+
 
 class Needs(NamedTuple):
     """What one kernel needs.
@@ -84,6 +89,22 @@ def needs(source: str, architecture: str) -> Iterator[Needs]:
         yield Needs(found["name"], registers, shared_bytes, int(found["frame"]), spilled, warps)
 
 
+def called_spills(source: str, architecture: str) -> dict[str, int]:
+    """Compile a source; return what functions that its kernels call spill, by kernel.
+
+    They are compiled anew for each kernel that calls them, for it bounds their registers.
+
+    Raises:
+        SyntaxError: It does not compile.
+    """
+    found = {}
+    for said in built(source, architecture).said.split("Compiling entry function '")[1:]:
+        _, *called = re.findall(r"(\d+) bytes spill stores", said)
+        if called:
+            found[said.partition("'")[0]] = max(map(int, called))
+    return found
+
+
 def table() -> str:
     """Return the page."""
     heads = "".join(f" {architecture} |" for architecture in ARCHITECTURES)
@@ -99,9 +120,24 @@ def table() -> str:
         f"| --- | --- |{' --- |' * len(ARCHITECTURES)} --- |",
     ]
     before = TABLE.read_text(encoding="utf-8")
+    alike = before.startswith("\n".join(lines[:9]))
+    known = {source for source in SOURCES if alike and digest(source, before) in before}
     for source in SOURCES:
-        lines += known_rows(source, before, lines) or rows(source, floors(before))
+        made = known_rows(_ROW, source, before) if source in known else rows(source, floors(before))
+        lines += made
     lines += bytes_under_way("\n".join(lines))
+    lines += [
+        "",
+        "## Functions that are called",
+        "",
+        "Bytes of registers that they spill, which kernels call for what is not whole or not even.",
+        "",
+        f"| kernel |{heads}",
+        f"| --- |{' ---: |' * len(ARCHITECTURES)}",
+    ]
+    for source in SOURCES:
+        made = known_rows(_CALLED_ROW, source, before) if source in known else called_rows(source)
+        lines += made
     lines += [
         "",
         "Of these sources, with what they include and their rows above (16 digits of a digest):",
@@ -113,10 +149,9 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def known_rows(source: str, before: str, head: list[str]) -> list[str]:
-    """Return the rows of a page that was made in the same way of the source as it is."""
-    same = before.startswith("\n".join(head[:9])) and digest(source, before) in before
-    return [row[0] for row in _ROW.finditer(before) if row["source"] == source] if same else []
+def known_rows(row: re.Pattern[str], source: str, page: str) -> Iterator[str]:
+    """Yield a page's rows of one kind for a source."""
+    return (found[0] for found in row.finditer(page) if found["source"] == source)
 
 
 def rows(source: str, held_to: dict[tuple[str, str], int]) -> Iterator[str]:
@@ -129,6 +164,13 @@ def rows(source: str, held_to: dict[tuple[str, str], int]) -> Iterator[str]:
             for a, one in zip(ARCHITECTURES, found, strict=True)
         ]
         yield f"| {source} | {name} |{cells} {', '.join(map(str, least))} |"
+
+
+def called_rows(source: str) -> Iterator[str]:
+    """Compile a source for all; yield a row for each of its kernels that calls functions."""
+    found = [called_spills(source, a) for a in ARCHITECTURES]
+    for name in sorted(found[0]):
+        yield f"| {source}: {name} |{''.join(f' {one[name]} |' for one in found)}"
 
 
 def floor_of(warps: int) -> int:
@@ -171,7 +213,7 @@ def bytes_under_way(page: str) -> Iterator[str]:
 
 def digest(source: str, page: str) -> str:
     """Tell a source that was compiled, and its rows on the page, from what has changed since."""
-    rows = [row[0] for row in _ROW.finditer(page) if row["source"] == source]
+    rows = [*known_rows(_ROW, source, page), *known_rows(_CALLED_ROW, source, page)]
     return sha256("\n".join([*OPTIONS, source_text(source), *rows]).encode()).hexdigest()[:16]
 
 
@@ -180,6 +222,13 @@ def listed(page: str) -> Iterator[tuple[str, Needs]]:
     for row in _ROW.finditer(page):
         for architecture, cell in zip(ARCHITECTURES, row["cells"].split(" | "), strict=True):
             yield architecture, Needs(f"{row['source']}: {row['name']}", *map(int, cell.split(",")))
+
+
+def listed_spills(page: str) -> Iterator[tuple[str, str, int]]:
+    """Yield what a page says: the architecture, a kernel, and what is spilled when it calls."""
+    for row in _CALLED_ROW.finditer(page):
+        for architecture, cell in zip(ARCHITECTURES, row["cells"].split(" | "), strict=True):
+            yield architecture, f"{row['source']}: {row['name']}", int(cell)
 
 
 if __name__ == "__main__":

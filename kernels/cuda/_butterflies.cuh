@@ -66,14 +66,15 @@ DEVICE Tile tile_of(Cut cut, i64 number) {
 // ---- signs -------------------------------------------------------------------------------------
 
 // Whether COUNT elements (2 or 4) from i on, a multiple of that, are negated: a bit each, the
-// lowest first. They lie in a chunk of 1 << bits, which begins at a multiple of that.
-template <int COUNT>
+// lowest first. They lie in a chunk of 1 << bits, which begins at a multiple of that. EVEN: four
+// words of signs are known to lie where one access reads them.
+template <int COUNT, bool EVEN = false>
 DEVICE u32 minus_bits(const u32* signs, i64 i, int bits) {
     i64 chunk = i >> bits << bits;
     int within = int(i - chunk), words = 1 << (bits - LEAST_BITS), place = within & (words - 1);
     const u32* own = signs + chunk / 32;
     u32 minus = 0;
-    if (COUNT == 4 && words >= 4 && is_aligned(own + place, 16)) {
+    if (COUNT == 4 && words >= 4 && (EVEN || is_aligned(own + place, 16))) {
         uint4 four = *reinterpret_cast<const uint4*>(own + place);
         int bit = within >> (bits - LEAST_BITS);
         return (four.x >> bit & 1u) | (four.y >> bit & 1u) << 1 | (four.z >> bit & 1u) << 2 |

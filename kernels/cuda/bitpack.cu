@@ -44,9 +44,8 @@ DEVICE u32 bits_from(const u8* packed, i64 size, i64 bit) {
     return u32((high << WORD_BITS | load_word<u32>(packed, size, w)) >> place % WORD_BITS);
 }
 
-KERNEL(
-    unpack_bits, CTA,
-    (const u8* __restrict__ packed, int width, u32* __restrict__ out, i64 n)) {
+template <bool EVEN>
+DEVICE void unpack_all(const u8* packed, int width, u32* out, i64 n) {
     u32 mask = 0xFFFFFFFFu >> (WORD_BITS - width);
     i64 size = (n * width + 7) / 8;
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
@@ -54,8 +53,15 @@ KERNEL(
         u32 values[4];
         for (int u = 0; u < 4; ++u)
             values[u] = u < count ? bits_from(packed, size, (i + u) * width) & mask : 0;
-        store4(out, i, count, values);
+        store4<EVEN>(out, i, count, values);
     }
+}
+
+KERNEL(
+    unpack_bits, CTA,
+    (const u8* __restrict__ packed, int width, u32* __restrict__ out, i64 n)) {
+    if (is_aligned(out, 16)) unpack_all<true>(packed, width, out, n);
+    else unpack_all<false>(packed, width, out, n);
 }
 
 KERNEL(clear_bytes, CTA, (u8* bytes, i64 size, const u64* refused)) {
@@ -73,25 +79,32 @@ KERNEL(set_bits, CTA, (const u32* indices, i64 n, u8* bitmap, i64 bits)) {
     }
 }
 
-// Whether an index is not below `end`.
-KERNEL(find_too_large, CTA, (const u32* indices, i64 n, i64 end, u64* answer)) {
+template <bool EVEN>
+DEVICE bool any_too_large(const u32* indices, i64 n, i64 end) {
     bool found = false;
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
         u32 four[4];
-        load4(indices, i, count, four);
+        load4<EVEN>(indices, i, count, four);
         for (int u = 0; u < 4; ++u) found = found || (u < count && four[u] >= end);
     }
+    return found;
+}
+
+// Whether an index is not below `end`.
+KERNEL(find_too_large, CTA, (const u32* indices, i64 n, i64 end, u64* answer)) {
+    bool found = is_aligned(indices, 16) ? any_too_large<true>(indices, n, end)
+                                         : any_too_large<false>(indices, n, end);
     answer_any(answer, found);
 }
 
-// Whether an index is not larger than the one before, or not below `end`.
-KERNEL(find_disorder, CTA, (const u32* indices, i64 n, i64 end, u64* answer)) {
+template <bool EVEN>
+DEVICE bool any_disorder(const u32* indices, i64 n, i64 end) {
     bool found = false;
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
         u32 four[4];
-        load4(indices, i, count, four);
+        load4<EVEN>(indices, i, count, four);
         i64 before = i ? i64(indices[i - 1]) : -1;
         for (int u = 0; u < 4; ++u) {
             if (u >= count) continue;
@@ -99,6 +112,13 @@ KERNEL(find_disorder, CTA, (const u32* indices, i64 n, i64 end, u64* answer)) {
             before = four[u];
         }
     }
+    return found;
+}
+
+// Whether an index is not larger than the one before, or not below `end`.
+KERNEL(find_disorder, CTA, (const u32* indices, i64 n, i64 end, u64* answer)) {
+    bool found = is_aligned(indices, 16) ? any_disorder<true>(indices, n, end)
+                                         : any_disorder<false>(indices, n, end);
     answer_any(answer, found);
 }
 

@@ -129,6 +129,16 @@ struct Room {
     u32 broken[TILE / N];  // whether some p of a chunk is not finite
 };
 
+// What a thread reads of a tile: p, and the residual if there is one.
+template <bool EVEN>
+DEVICE void load_own(
+    Values x, Feedback feedback, i64 low, int count, float (&p)[EACH], float (&left)[EACH]) {
+    load4<EVEN>(x, low, count, p);
+    if (!feedback.residual) return;
+    load4<EVEN>(feedback.residual, low, count, left);
+    for (int u = 0; u < EACH; ++u) p[u] = p[u] + feedback.loss_scale * left[u];
+}
+
 template <int N>
 DEVICE void keep(
     Values x, Feedback feedback, Sent values, u8* places, i64 n, Form form, Room<N>& room) {
@@ -136,15 +146,13 @@ DEVICE void keep(
     lay_cosines<N>(room.wide, room.cosines);
     i64 chunks = (n + N - 1) / N, tiles = (chunks + CHUNKS - 1) / CHUNKS;
     int own = EACH * int(threadIdx.x);
+    bool even = is_even(x) && is_aligned(feedback.residual, 16);
     for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         i64 low = tile * TILE + own;
         int count = int(max(i64(0), min(i64(EACH), n - low)));
         float p[EACH], left[EACH] = {0.0f, 0.0f, 0.0f, 0.0f};
-        load4(x, low, count, p);
-        if (feedback.residual) {
-            load4(feedback.residual, low, count, left);
-            for (int u = 0; u < EACH; ++u) p[u] = p[u] + feedback.loss_scale * left[u];
-        }
+        if (even) load_own<true>(x, feedback, low, count, p, left);
+        else load_own<false>(x, feedback, low, count, p, left);
         if (threadIdx.x < CHUNKS) room.broken[threadIdx.x] = 0;
         for (int u = 0; u < EACH; ++u) room.wide[own + u] = u < count ? double(p[u]) : 0.0;
         __syncthreads();
@@ -168,7 +176,8 @@ DEVICE void keep(
             if (!room.broken[own / N])
                 left[u] = left_behind(p[u], decoded, feedback.back, left[u], values);
         }
-        store4(feedback.residual, low, count, left);
+        if (even) store4<true>(feedback.residual, low, count, left);
+        else store4<false>(feedback.residual, low, count, left);
         __syncthreads();
     }
 }
@@ -202,6 +211,7 @@ DEVICE void add(
     lay_cosines<N>(room.wide, room.cosines);
     i64 chunks = (n + N - 1) / N, tiles = (chunks + CHUNKS - 1) / CHUNKS;
     int own = EACH * int(threadIdx.x);
+    bool even = is_aligned(out, 16);
     for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         for (int c = int(threadIdx.x) / WARP; c < CHUNKS; c += CTA / WARP) {
             i64 chunk = tile * CHUNKS + c;
@@ -215,9 +225,11 @@ DEVICE void add(
         __syncthreads();
         i64 low = tile * TILE + own;
         int count = int(max(i64(0), min(i64(EACH), n - low)));
-        combine4(out, low, count, weight, added, [&](float (&decoded)[EACH]) {
+        auto decode = [&](float (&decoded)[EACH]) {
             for (int u = 0; u < EACH; ++u) decoded[u] = float(room.wide[own + u]);
-        });
+        };
+        if (even) combine4<true>(out, low, count, weight, added, decode);
+        else combine4<false>(out, low, count, weight, added, decode);
     }
 }
 

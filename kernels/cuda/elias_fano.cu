@@ -17,13 +17,20 @@ KERNEL(
     }
 }
 
-KERNEL(join, CTA, (u32* places, const u32* lows, int low_bits, i64 n)) {
+template <bool EVEN>
+DEVICE void join_all(u32* places, const u32* lows, int low_bits, i64 n) {
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
         u32 four[4], theirs[4] = {0, 0, 0, 0};
-        load4(places, i, count, four);
-        if (low_bits) load4(lows, i, count, theirs);
+        load4<EVEN>(places, i, count, four);
+        if (low_bits) load4<EVEN>(lows, i, count, theirs);
         for (int u = 0; u < 4; ++u) four[u] = (four[u] - u32(i + u)) << low_bits | theirs[u];
-        store4(places, i, count, four);
+        store4<EVEN>(places, i, count, four);
     }
+}
+
+KERNEL(join, CTA, (u32* places, const u32* lows, int low_bits, i64 n)) {
+    bool even = is_aligned(places, 16) && is_aligned(lows, 16);
+    if (even) join_all<true>(places, lows, low_bits, n);
+    else join_all<false>(places, lows, low_bits, n);
 }

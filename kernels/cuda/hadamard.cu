@@ -1,47 +1,15 @@
 // Random Hadamard rotations and codes of 4 bits; see compressa.kernels.hadamard for the arithmetic.
 
 #include "_butterflies.cuh"
+#include "_codes.cuh"
 #include "_philox.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 
 constexpr int MOST_CHUNKS = TILE >> LEAST_BITS;
-constexpr int CELLS = 256;
 static_assert(TILE <= SPAN, "a tile's random numbers are drawn at once");
 
 // ---- codes -------------------------------------------------------------------------------------
-
-// The 16 integers of the table, a byte each.
-struct Table {
-    u64 low, high;
-    double clip;
-};
-
-DEVICE u32 entry(const Table& table, int code) {
-    return u32((code < 8 ? table.low : table.high) >> 8 * (code % 8)) & 255u;
-}
-
-DEVICE float levels_of(const Table& table) { return float(entry(table, 15)); }
-
-// For each integer below the last, which code's stretch of the table goes on from there: the code,
-// its integer, and the stretch's length. One for each thread of the CTA.
-DEVICE void lay_cells(const Table& table, u32* cells) {
-    u32 place = threadIdx.x, code = 0;
-    for (int c = 1; c < 15; ++c) code += entry(table, c) <= place;
-    u32 integer = entry(table, int(code));
-    cells[place] = code | integer << 8 | (entry(table, int(code) + 1) - integer) << 16;
-}
-
-// How many of the thresholds are below t. They rise, and each lies in its own stretch, so only that
-// of the stretch of t has to be looked at.
-DEVICE u32 code_of(float t, u32 fraction, const u32* cells, float levels) {
-    if (!(t > 0.0f)) return 0u;
-    if (t > levels) return 15u;
-    u32 cell = cells[int(ceilf(t)) - 1];
-    float low = float(cell >> 8 & 255u), gap = float(cell >> 16) * 0x1p-23f;
-    float threshold = low + gap * (float(fraction) + 0.5f);
-    return (cell & 255u) + u32(t > threshold);
-}
 
 DEVICE float factor_of(float norm, int bits, const Table& table) {
     float reach = reach_of(norm, bits, table.clip), middle = levels_of(table) * 0.5f;
@@ -49,25 +17,34 @@ DEVICE float factor_of(float norm, int bits, const Table& table) {
 }
 
 // Two codes to a byte, from one code in each.
+template <bool EVEN>
 DEVICE void pack(const u32* codes, const Tile& tile, u8* packed) {
     int half = 1 << (tile.bits - 1);
     for (int i = 4 * int(threadIdx.x); i < tile.size / 2; i += 4 * CTA) {
         int low = i + (i & -half);
         u32 word = codes[low / 4] | codes[(low + half) / 4] << 4;
-        store4(packed, tile.first / 2 + i, 4, word);
+        store4<EVEN>(packed, tile.first / 2 + i, 4, word);
     }
 }
 
 // The elements of a tile with their signs, times 2 ** -a.
-DEVICE void load_tile(const float* p, const u32* signs, const Tile& tile, float (&v)[EACH]) {
+template <bool EVEN>
+DEVICE void load_tile_as(const float* p, const u32* signs, const Tile& tile, float (&v)[EACH]) {
     float factor = power_below(before(tile.bits));
     for (int r = 0; r < EACH; r += 4) {
         int i = early(r);
         float four[4];
-        load4(p, tile.first + i, tile.real - i, four);
-        u32 minus = i < tile.size ? minus_bits<4>(signs, tile.first + i, tile.bits) : 0u;
+        load4<EVEN>(p, tile.first + i, tile.real - i, four);
+        u32 minus = i < tile.size ? minus_bits<4, EVEN>(signs, tile.first + i, tile.bits) : 0u;
         for (int u = 0; u < 4; ++u) v[r + u] = flipped(four[u] * factor, minus >> u & 1u);
     }
+}
+
+// EVEN for all tiles of a launch, or for none: they begin at multiples of 32 elements.
+DEVICE void load_tile(
+    const float* p, const u32* signs, const Tile& tile, bool even, float (&v)[EACH]) {
+    if (even) load_tile_as<true>(p, signs, tile, v);
+    else load_tile_as<false>(p, signs, tile, v);
 }
 
 KERNEL(
@@ -81,6 +58,7 @@ KERNEL(
     Cut cut = {n, bits};
     Table table = {table_low, table_high, clip};
     Noise noise = {seed, stream, step, parameter, start};
+    bool even = is_aligned(p, 16) && is_aligned(signs, 16);
     lay_cells(table, cells);
     i64 tiles = tile_count(cut);
     for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
@@ -89,7 +67,7 @@ KERNEL(
         for (int c = threadIdx.x; (c << tile.bits) < tile.size; c += CTA)
             factors[c] = factor_of(norms[(tile.first >> bits) + c], tile.bits, table);
         float v[EACH];
-        load_tile(p, signs, tile, v);
+        load_tile(p, signs, tile, even, v);
         transform(v, tile.bits, room);
         Drawn drawn = drawn_for_span(noise, tile.first, tile.size);
         for (int r = 0; r < EACH; r += 2) {
@@ -104,33 +82,46 @@ KERNEL(
             reinterpret_cast<u16*>(room)[i / 2] = u16(pair);
         }
         __syncthreads();
-        pack(reinterpret_cast<const u32*>(room), tile, codes);
+        const u32* paired = reinterpret_cast<const u32*>(room);
+        // The same for all tiles; to keep the answer took a register too many.
+        if (is_aligned(codes, 4)) pack<true>(paired, tile, codes);
+        else pack<false>(paired, tile, codes);
     }
 }
 
 // ---- sums --------------------------------------------------------------------------------------
 
 // Integers of four codes, one in each byte of `four`, written or added.
+template <bool EVEN>
 DEVICE void add4(u8* sums, i64 i, u32 four, const u32* integers, bool add) {
-    u32 old = add ? load4(sums, i, 4) : 0u, word = 0;
+    u32 old = add ? load4<EVEN>(sums, i, 4) : 0u, word = 0;
     for (int u = 0; u < 4; ++u) {
         u32 integer = integers[four >> 8 * u & 15u] + (old >> 8 * u);
         word |= (integer & 255u) << 8 * u;
     }
-    store4(sums, i, 4, word);
+    store4<EVEN>(sums, i, 4, word);
 }
 
+template <bool EVEN>
 DEVICE void add4(u16* sums, i64 i, u32 four, const u32* integers, bool add) {
-    u32 sum[4];
-    for (int u = 0; u < 4; ++u) sum[u] = integers[four >> 8 * u & 15u];
-    if (is_aligned(sums + i, 8)) {
-        uint2* place = reinterpret_cast<uint2*>(sums + i);
-        uint2 old = add ? *place : make_uint2(0u, 0u);
-        sum[0] += old.x, sum[1] += old.x >> 16, sum[2] += old.y, sum[3] += old.y >> 16;
-        *place = make_uint2((sum[0] & 0xFFFFu) | sum[1] << 16, (sum[2] & 0xFFFFu) | sum[3] << 16);
-        return;
+    u16 sum[4] = {0, 0, 0, 0};
+    if (add) load4<EVEN>(sums, i, 4, sum);
+    for (int u = 0; u < 4; ++u) sum[u] = u16(sum[u] + integers[four >> 8 * u & 15u]);
+    store4<EVEN>(sums, i, 4, sum);
+}
+
+template <bool EVEN, class Sum>
+DEVICE void add_codes(const u8* codes, Sum* sums, Cut cut, const u32* integers, bool add) {
+    i64 whole = whole_of(cut), bytes = rotated_of(cut) / 2;
+    int last = last_bits(cut);
+    i64 thread = i64(blockIdx.x) * CTA + threadIdx.x;
+    for (i64 i = 4 * thread; i < bytes; i += 4 * CTA * i64(gridDim.x)) {
+        i64 half = 1LL << ((2 * i < whole ? cut.bits : last) - 1);
+        i64 low = i + (i & -half);  // a chunk begins at a multiple of its length
+        u32 pairs = load4<EVEN>(codes, i, 4);
+        add4<EVEN>(sums, low, pairs & 0x0F0F0F0Fu, integers, add);
+        add4<EVEN>(sums, low + half, pairs >> 4 & 0x0F0F0F0Fu, integers, add);
     }
-    for (int u = 0; u < 4; ++u) sums[i + u] = u16(sum[u] + (add ? u32(sums[i + u]) : 0u));
 }
 
 template <class Sum>
@@ -138,16 +129,9 @@ DEVICE void sum_codes(const u8* codes, Sum* sums, Cut cut, const Table& table, b
     __shared__ u32 integers[16];
     if (threadIdx.x < 16) integers[threadIdx.x] = entry(table, int(threadIdx.x));
     __syncthreads();
-    i64 whole = whole_of(cut), bytes = rotated_of(cut) / 2;
-    int last = last_bits(cut);
-    i64 thread = i64(blockIdx.x) * CTA + threadIdx.x;
-    for (i64 i = 4 * thread; i < bytes; i += 4 * CTA * i64(gridDim.x)) {
-        i64 half = 1LL << ((2 * i < whole ? cut.bits : last) - 1);
-        i64 low = i + (i & -half);  // a chunk begins at a multiple of its length
-        u32 pairs = load4(codes, i, 4);
-        add4(sums, low, pairs & 0x0F0F0F0Fu, integers, add);
-        add4(sums, low + half, pairs >> 4 & 0x0F0F0F0Fu, integers, add);
-    }
+    bool even = is_aligned(codes, 4) && is_aligned(sums, 4 * sizeof(Sum));
+    if (even) add_codes<true>(codes, sums, cut, integers, add);
+    else add_codes<false>(codes, sums, cut, integers, add);
 }
 
 KERNEL(
@@ -171,20 +155,18 @@ struct Sums {
     bool wide;  // uint16, not uint8
 };
 
+DEVICE bool is_even(Sums sums) { return is_aligned(sums.of, sums.wide ? 8 : 4); }
+
+template <bool EVEN>
 DEVICE void load_sums(Sums sums, i64 i, int (&four)[4]) {
     if (!sums.wide) {
-        u32 word = load4(static_cast<const u8*>(sums.of), i, 4);
+        u32 word = load4<EVEN>(static_cast<const u8*>(sums.of), i, 4);
         for (int u = 0; u < 4; ++u) four[u] = int(word >> 8 * u & 255u);
         return;
     }
-    const u16* from = static_cast<const u16*>(sums.of) + i;
-    if (is_aligned(from, 8)) {
-        uint2 two = *reinterpret_cast<const uint2*>(from);
-        four[0] = int(two.x & 0xFFFFu), four[1] = int(two.x >> 16);
-        four[2] = int(two.y & 0xFFFFu), four[3] = int(two.y >> 16);
-        return;
-    }
-    for (int u = 0; u < 4; ++u) four[u] = from[u];
+    u16 wide[4];
+    load4<EVEN>(static_cast<const u16*>(sums.of), i, 4, wide);
+    for (int u = 0; u < 4; ++u) four[u] = wide[u];
 }
 
 struct Decoder {
@@ -199,17 +181,25 @@ DEVICE float unit_of(float norm, int bits, const Decoder& decoder) {
     return reach_of(norm, bits, decoder.clip) / float(decoder.most);
 }
 
-DEVICE void center_tile(
+template <bool EVEN>
+DEVICE void center_tile_as(
     Sums sums, const Tile& tile, const float* units, const Decoder& decoder, float (&v)[EACH]) {
     float factor = power_below(after(tile.bits));
     for (int r = 0; r < EACH; r += 4) {
         int i = early(r), four[4] = {0, 0, 0, 0};
         bool there = i < tile.size;
-        if (there) load_sums(sums, tile.first + i, four);
+        if (there) load_sums<EVEN>(sums, tile.first + i, four);
         float unit = there ? units[i >> tile.bits] : 0.0f;
         for (int u = 0; u < 4; ++u)
             v[r + u] = float(2 * four[u] - decoder.most) * unit * factor;
     }
+}
+
+DEVICE void center_tile(
+    Sums sums, const Tile& tile, const float* units, const Decoder& decoder, bool even,
+    float (&v)[EACH]) {
+    if (even) center_tile_as<true>(sums, tile, units, decoder, v);
+    else center_tile_as<false>(sums, tile, units, decoder, v);
 }
 
 DEVICE float delivered(float old, float y, float unit, const Decoder& decoder) {
@@ -219,9 +209,10 @@ DEVICE float delivered(float old, float y, float unit, const Decoder& decoder) {
 }
 
 // Two neighbours; `count` of them are there.
+template <bool EVEN>
 DEVICE void deliver2(
     float* out, i64 i, int count, float first, float second, float unit, const Decoder& decoder) {
-    if (count >= 2 && is_aligned(out + i, 8)) {
+    if (count >= 2 && (EVEN || is_aligned(out + i, 8))) {
         uint2* place = reinterpret_cast<uint2*>(out + i);
         uint2 old = decoder.add ? *place : make_uint2(0u, 0u);
         *place = make_uint2(
@@ -233,6 +224,20 @@ DEVICE void deliver2(
     if (count > 1) out[i + 1] = delivered(decoder.add ? out[i + 1] : 0.0f, second, unit, decoder);
 }
 
+template <bool EVEN>
+DEVICE void deliver_tile(
+    const float (&v)[EACH], const Tile& tile, const u32* signs, const float* units, float* out,
+    const Decoder& decoder) {
+    for (int r = 0; r < EACH; r += 2) {
+        int i = late(r);
+        if (i >= tile.real) continue;
+        u32 minus = minus_bits<2>(signs, tile.first + i, tile.bits);
+        float unit = units[i >> tile.bits];
+        float first = flipped(v[r], minus & 1u), second = flipped(v[r + 1], minus >> 1);
+        deliver2<EVEN>(out, tile.first + i, tile.real - i, first, second, unit, decoder);
+    }
+}
+
 KERNEL(
     rotate_back, CTA,
     (const void* __restrict__ sums, bool wide, const float* __restrict__ norms,
@@ -242,6 +247,7 @@ KERNEL(
     __shared__ float units[MOST_CHUNKS];
     Cut cut = {n, bits};
     Decoder decoder = {most, clip, weight, add};
+    bool even = is_even(Sums{sums, wide}) && is_aligned(out, 8);
     i64 tiles = tile_count(cut);
     for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
         Tile tile = tile_of(cut, number);
@@ -250,16 +256,10 @@ KERNEL(
             units[c] = unit_of(norms[(tile.first >> bits) + c], tile.bits, decoder);
         __syncthreads();
         float v[EACH];
-        center_tile({sums, wide}, tile, units, decoder, v);
+        center_tile({sums, wide}, tile, units, decoder, even, v);
         transform(v, tile.bits, room);
-        for (int r = 0; r < EACH; r += 2) {
-            int i = late(r);
-            if (i >= tile.real) continue;
-            u32 minus = minus_bits<2>(signs, tile.first + i, tile.bits);
-            float unit = units[i >> tile.bits];
-            float first = flipped(v[r], minus & 1u), second = flipped(v[r + 1], minus >> 1);
-            deliver2(out, tile.first + i, tile.real - i, first, second, unit, decoder);
-        }
+        if (even) deliver_tile<true>(v, tile, signs, units, out, decoder);
+        else deliver_tile<false>(v, tile, signs, units, out, decoder);
     }
 }
 
@@ -279,12 +279,13 @@ KERNEL(
      i64 n, int bits)) {
     __shared__ uint4 room[TILE / 4];
     Cut cut = {n, bits};
+    bool even = is_aligned(p, 16) && is_aligned(signs, 16);
     i64 tiles = tile_count(cut);
     for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
         Tile tile = tile_of(cut, number);
         __syncthreads();  // until the tile before is through
         float v[EACH];
-        load_tile(p, signs, tile, v);
+        load_tile(p, signs, tile, even, v);
         transform(v, tile.bits, room);
         store_tile(tile, v, half_way);
     }
@@ -297,12 +298,13 @@ KERNEL(
     __shared__ uint4 room[TILE / 4];
     Cut cut = {n, bits};
     Decoder decoder = {most, clip, 1.0f, false};
+    bool even = is_even(Sums{sums, wide});
     i64 tiles = tile_count(cut);
     for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
         Tile tile = tile_of(cut, number);
         __syncthreads();  // until the tile before is through
         float v[EACH], unit = unit_of(norms[tile.first >> bits], bits, decoder);
-        center_tile({sums, wide}, tile, &unit, decoder, v);
+        center_tile({sums, wide}, tile, &unit, decoder, even, v);
         transform(v, tile.bits, room);
         store_tile(tile, v, half_way);
     }

@@ -88,6 +88,7 @@ DEVICE void quantize_many(const Table& table, const Shared& shared) {
     });
 }
 
+// Asked for each group: vectors of a list differ in alignment, so that a launch has no one answer.
 DEVICE bool is_whole(const Table& table, int v, i64 b, int teams, const Shared& shared) {
     bool even = are_even(values_of(table, v, shared), table.residual[v], table.codes[v]);
     return b < whole_blocks(table.elems[v], even, teams, shared.form.block);

@@ -33,18 +33,16 @@ DEVICE u64 next(Border& at, const Strata& strata) {
     return size;
 }
 
+template <bool EVEN>
 DEVICE void store_indices(u32* out, i64 i, int count, const u64 (&four)[4]) {
-    if (count >= 4 && is_aligned(out + i, 16)) {
-        *reinterpret_cast<uint4*>(out + i) =
-            make_uint4(u32(four[0]), u32(four[1]), u32(four[2]), u32(four[3]));
-        return;
-    }
-    for (int u = 0; u < 4; ++u)
-        if (u < count) out[i + u] = u32(four[u]);
+    u32 words[4];
+    for (int u = 0; u < 4; ++u) words[u] = u32(four[u]);
+    store4<EVEN>(out, i, count, words);
 }
 
+template <bool EVEN>
 DEVICE void store_indices(i64* out, i64 i, int count, const u64 (&four)[4]) {
-    if (count >= 4 && is_aligned(out + i, 16)) {
+    if (EVEN && count >= 4) {
         uint4* pairs = reinterpret_cast<uint4*>(out + i);
         for (int p = 0; p < 2; ++p)
             pairs[p] = make_uint4(
@@ -56,30 +54,27 @@ DEVICE void store_indices(i64* out, i64 i, int count, const u64 (&four)[4]) {
         if (u < count) out[i + u] = i64(four[u]);
 }
 
-DEVICE void load_words(const u32* words, i64 i, int count, u32 (&four)[4]) {
-    if (count >= 4 && is_aligned(words + i, 16)) {
-        uint4 all = *reinterpret_cast<const uint4*>(words + i);
-        four[0] = all.x, four[1] = all.y, four[2] = all.z, four[3] = all.w;
-        return;
-    }
-    for (int u = 0; u < 4; ++u) four[u] = u < count ? words[i + u] : 0;
-}
-
-template <class Index>
-DEVICE void stratified(Index* out, i64 n, const u32* words, i64 k) {
+template <bool EVEN, class Index>
+DEVICE void stratified_all(Index* out, i64 n, const u32* words, i64 k) {
     Strata strata = strata_of(n, k);
     for (i64 i = 4 * team_number<1>(); i < k; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), k - i));
         u32 drawn[4];
         u64 indices[4];
-        load_words(words, i, count, drawn);
+        load4<EVEN>(words, i, count, drawn);
         Border at = border(u64(i), n, strata);
         for (int u = 0; u < 4; ++u) {
             u64 low = at.low, size = next(at, strata);
             indices[u] = low + (drawn[u] * size >> 32);
         }
-        store_indices(out, i, count, indices);
+        store_indices<EVEN>(out, i, count, indices);
     }
+}
+
+template <class Index>
+DEVICE void stratified(Index* out, i64 n, const u32* words, i64 k) {
+    if (is_aligned(out, 16) && is_aligned(words, 16)) stratified_all<true>(out, n, words, k);
+    else stratified_all<false>(out, n, words, k);
 }
 
 KERNEL(stratified_u32, CTA, (u32* out, i64 n, const u32* words, i64 k)) {
@@ -90,14 +85,20 @@ KERNEL(stratified_i64, CTA, (i64* out, i64 n, const u32* words, i64 k)) {
     stratified(out, n, words, k);
 }
 
-KERNEL(multiply_by_strata, CTA, (float* values, i64 n, i64 k)) {
+template <bool EVEN>
+DEVICE void multiply_all(float* values, i64 n, i64 k) {
     Strata strata = strata_of(n, k);
     for (i64 i = 4 * team_number<1>(); i < k; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), k - i));
         float four[4];
-        load4(values, i, count, four);
+        load4<EVEN>(values, i, count, four);
         Border at = border(u64(i), n, strata);
         for (int u = 0; u < 4; ++u) four[u] *= float(i64(next(at, strata)));
-        store4(values, i, count, four);
+        store4<EVEN>(values, i, count, four);
     }
+}
+
+KERNEL(multiply_by_strata, CTA, (float* values, i64 n, i64 k)) {
+    if (is_aligned(values, 16)) multiply_all<true>(values, n, k);
+    else multiply_all<false>(values, n, k);
 }

@@ -10,6 +10,7 @@ import pytest
 from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
 from compressa.kernels.cuda._gpu import _KERNEL
 from cuda_occupancy import (
+    ALIGNED,
     ASKED_AHEAD,
     CASTS,
     DECODERS,
@@ -18,6 +19,7 @@ from cuda_occupancy import (
     SUMS,
     VECTORS,
     Stream,
+    Vectors,
     body,
     resident_warps,
     under_way,
@@ -28,10 +30,12 @@ from cuda_registers import (
     SOURCES,
     TABLE,
     built,
+    called_spills,
     digest,
     floor_of,
     floors,
     listed,
+    listed_spills,
     needs,
 )
 from emulated_cuda import HEADER
@@ -43,6 +47,11 @@ CALLERS = {
     r"multi_tensor: quantize_many_at_random_\d_of_(128|256|512)": 144,
 }
 """What calls a function for groups that are not whole or not even, and that function's frame."""
+CALLED_SPILLS = {
+    r"blockwise: quantize_[48](_at_random)?_of_(128|256)": 116,
+    r"multi_tensor: quantize_many_at_random_\d_of_(128|256|512)": 164,
+}
+"""What calls a function that spills, and the bytes of it: no kernel does where all is even."""
 COMPILED_HERE = "sm_90"  # the others are compiled when the table is made
 
 needs_nvrtc = pytest.mark.skipif(
@@ -86,6 +95,14 @@ def test_no_thread_has_a_stack_to_speak_of() -> None:
         assert one.frame_bytes <= max([MOST_FRAME_BYTES, *called]), (architecture, one.name)
 
 
+def test_functions_that_are_called_spill_no_more_than_is_known() -> None:
+    found = list(listed_spills(page()))
+    assert {architecture for architecture, *_ in found} == set(ARCHITECTURES)
+    for architecture, name, spilled in found:
+        known = [most for kernel, most in CALLED_SPILLS.items() if re.fullmatch(kernel, name)]
+        assert spilled <= max([MOST_SPILLED_BYTES, *known]), (architecture, name)
+
+
 def test_no_kernel_loses_half_of_the_warps_that_share_a_multiprocessor() -> None:
     held_to = floors(page())
     found = {(architecture, one.name): one.warps for architecture, one in listed(page())}
@@ -115,6 +132,8 @@ def test_the_compiler_makes_of_a_source_what_is_said_of_it(source: str) -> None:
         asks_for_vectors(ptx, stream)
     for stream in (each for each in DECODERS + SUMS + CASTS if each.source == source):
         asks_for_all_codes(ptx, stream)
+    for kernel in (each for each in ALIGNED if each.source == source):
+        accesses_vectors_without_another_look(kernel)
     assert "__local_depot" not in ptx, "an array lies in local memory"
     for stream in (each for each in ASKED_AHEAD if each.source == source):
         asks_for_the_next_block_before_it_writes_this_one(ptx, stream)
@@ -125,11 +144,27 @@ def the_table_says_what_the_compiler_says(source: str) -> None:
     found = [one._replace(name=f"{source}: {one.name}") for one in needs(source, COMPILED_HERE)]
     assert found
     assert [said.get(one.name) for one in found] == found, "run python tests/cuda_registers.py"
+    spills = called_spills(source, COMPILED_HERE)
+    told = {
+        name: n for architecture, name, n in listed_spills(page()) if architecture == COMPILED_HERE
+    }
+    assert {f"{source}: {name}": n for name, n in spills.items()} == {
+        name: n for name, n in told.items() if name.startswith(f"{source}: ")
+    }, "run python tests/cuda_registers.py"
 
 
 def asks_for_vectors(ptx: str, stream: Stream) -> None:
     """What a thread asks for at once is asked for by vectors."""
     assert max(vector_runs(ptx, stream.name)) == stream.asked_bytes, stream.name
+
+
+def accesses_vectors_without_another_look(kernel: Vectors) -> None:
+    """What remains once no other instantiation may access a vector."""
+    text = source_text(kernel.source).replace("(EVEN || is_aligned(", "(EVEN && is_aligned(")
+    found = body(nvrtc.compiled(text, COMPILED_HERE, OPTIONS).ptx, kernel.name)
+    loads = re.findall(r"ld\.global(?:\.nc)?\.v[24]\.", found)
+    stores = re.findall(r"st\.global\.v[24]\.", found)
+    assert (len(loads), len(stores)) == (kernel.loads, kernel.stores), kernel.name
 
 
 def asks_for_all_codes(ptx: str, stream: Stream) -> None:
@@ -200,6 +235,12 @@ def test_kernels_have_no_assembly_and_no_contraction() -> None:
     assert "--fmad=false" in OPTIONS
     for path in HOME.glob("*.cu*"):
         assert not re.search(r"\basm\b|\b__?f(ma|mul|add)\w*\(", path.read_text()), path.name
+
+
+def test_a_vector_is_looked_at_only_where_its_launch_is_not_even() -> None:
+    for path in HOME.glob("*.cu*"):
+        before = re.findall(r"(.{9})is_aligned\([^(),]*\+", path.read_text(), re.DOTALL)
+        assert set(before) <= {"(EVEN || "}, path.name
 
 
 def test_a_source_holds_each_of_its_headers_once() -> None:
