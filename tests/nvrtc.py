@@ -1,15 +1,21 @@
 """NVRTC by ctypes: the compiler that makes the kernels on a user's machine. It needs no GPU.
 
-Its wheel is `nvidia-cuda-nvrtc`.
+Its wheel is `nvidia-cuda-nvrtc`. What it makes of a text for a GPU by the same options is the same,
+so test runs keep it, as they keep what is compiled for the CPU.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import pickle
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+from emulated_cuda import SHARED
 
 
 class Compiled(NamedTuple):
@@ -43,6 +49,26 @@ def compiled(text: str, architecture: str, options: tuple[str, ...]) -> Compiled
     Raises:
         SyntaxError: It does not compile; the message says why.
     """
+    if SHARED not in os.environ:
+        return _compiled(text, architecture, options)
+    asked = repr((_which(), text, architecture, options))
+    kept = Path(os.environ[SHARED]) / f"{sha256(asked.encode()).hexdigest()[:16]}.nvrtc"
+    if not kept.exists():
+        new = kept.with_suffix(f".{os.getpid()}")
+        new.write_bytes(pickle.dumps(tuple(_compiled(text, architecture, options))))
+        new.rename(kept)  # whole, whoever else is at it
+    return Compiled(*pickle.loads(kept.read_bytes()))
+
+
+def _which() -> tuple[str, int, int]:
+    """Tell one library from another, and from the same of another version."""
+    nvrtc = library()
+    assert nvrtc is not None
+    found = os.stat(nvrtc._name)
+    return nvrtc._name, found.st_size, found.st_mtime_ns
+
+
+def _compiled(text: str, architecture: str, options: tuple[str, ...]) -> Compiled:
     nvrtc = library()
     assert nvrtc is not None
     program = ctypes.c_void_p()
