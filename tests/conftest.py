@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.path.append(str(config.rootpath))  # last: an installed package goes before its sources
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)  # its threads spin, and would take the cores of other workers
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, "1")  # so would those of processes that tests start
     if SHARED not in os.environ:
         os.environ[SHARED] = _kept_or_temporary(config)
         config.add_cleanup(lambda: os.environ.pop(SHARED, None))
