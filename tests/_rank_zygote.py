@@ -29,6 +29,7 @@ from unittest import mock
 
 import torch
 from _scripts import Scripts
+from _transports import add_own
 from compressa.kernels import compile
 
 from compressa.config import load_config
@@ -139,6 +140,7 @@ def _serve(link_fd: int, stderr_fd: int) -> None:
 
 def serve(link: socket.socket) -> None:
     """Answer requests until the socket closes."""
+    add_own()
     while data := link.recv(MESSAGE_BYTES):
         function, arguments, uncaught = pickle.loads(data)
         if uncaught:

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compressa.transports import table
+from _transports import ROWS
 
-TRANSPORTS = tuple(name for name, row in table.TRANSPORTS.items() if not row.device)
+TRANSPORTS = tuple(name for name, row in ROWS.items() if not row.device)
 COMPRESSORS = ("none", "int8", "topk", "powersgd")
 STEPS = 8
 

@@ -8,8 +8,8 @@ the buffers: no thread that has other work waits for the GPU. Where the transpor
 fences, a piece that has left the GPU wakes the compiled code that sends it, and nothing waits for
 Python that was launched before the GPU came to it.
 
-A transport of the host may call back on a thread of its own, as Gloo's group calls do, which knows
-of no GPU: the first call of CUDA there would wake up GPU 0, whichever is the model's. So what has
+A transport of the host may call back on a thread of its own, as Gloo's sums do, which knows of no
+GPU: the first call of CUDA there would wake up GPU 0, whichever is the model's. So what has
 arrived is looked at on the thread that drives the transport, which all else is called from.
 
 Pinned memory is torch's: it gives a block out again only when the copies that use it are done.

@@ -134,12 +134,6 @@ _ROWS = (
         connections=True,
     ),
     Entry(
-        "gloo-group",
-        "Gloo's group calls",
-        "compressa.transports.gloo_group:open_gloo_group",
-        ordered=True,
-    ),
-    Entry(
         "mpi",
         "between ranks that mpiexec has started",
         "compressa.transports.mpi:open_mpi",

@@ -138,6 +138,8 @@ compressor = {}
   compressor: has no name; give name = one of "none",
 compressor.name = 3
   compressor:
+exchange.transport = "gloo-group"
+  transport: "gloo-group" is not allowed; must be one of "auto", "tcp", "mpi", "nccl"
 rules = [{match.role = "nrom", compressor = "int8"}]
   match.role: "nrom" is not allowed; must be one of "weight",
 rules = [{match.role = ["bias", "b"], compressor = "int8"}]
@@ -206,8 +208,8 @@ compressor = "bf16"; exchange.kind = "all_reduce"; feedback.kind = "error"
   the sum of bf16 by exchange.kind = "all_reduce" rounds in bfloat16
 exchange = {credit_bytes = "64KiB", chunk_bytes = "256KiB"}
   credit_bytes: is 65536, less than one chunk; must be at least chunk_bytes = 262144
-exchange = {connections = 4, transport = "gloo-group"}
-  connections: is 4, but the transport gloo-group makes its own
+exchange = {connections = 4, transport = "mpi"}
+  connections: is 4, but the transport mpi makes its own
 exchange.silence_s = 4
   silence_s: is 4; must be more than two heartbeats, 4 s
 exchange.secret_file = "s"
@@ -220,8 +222,6 @@ exchange = {authenticate = true, secret_file = "s", transport = "nccl"}
   exchange.authenticate: is set, but exchange.transport = "nccl" sends what has no
 exchange = {entropy_level = 1, transport = "nccl"}
   exchange.entropy_level: is 1, but exchange.transport = "nccl" moves payloads from GPU to GPU
-exchange = {authenticate = true, secret_file = "s", transport = "gloo-group"}
-  exchange.authenticate: is set, but exchange.transport = "gloo-group" sends what has no
 exchange = {authenticate = true, secret_file = "s", algorithm = "backend"}
   exchange.authenticate: is set, but exchange.algorithm = "backend" sends what has no
 exchange = {authenticate = true, secret_file = "s", broadcast = "multicast"}

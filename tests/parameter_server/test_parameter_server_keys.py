@@ -162,7 +162,7 @@ def test_a_request_is_read_as_it_was_written(kind: Kind, step: int, keys: list[i
         ({"name": "int8"}, {"feedback": {"kind": "ef21"}}, "choose a codec"),
         ({"name": "topk", "density": 0.1}, {"momentum": {"factor": 0.9}}, "no momentum"),
         ({"name": "int8"}, {"warmup": {"steps": 3}}, "leave warmup out"),
-        ({"name": "int8"}, {"exchange": {"transport": "gloo-group"}}, 'use "auto"'),
+        ({"name": "int8"}, {"exchange": {"transport": "nccl"}}, 'use "auto"'),
         ({"name": "int8"}, {"exchange": {"kind": "all_gather"}}, "leave both out"),
         ({"name": "none"}, {"exchange": {"algorithm": "ring"}}, "leave both out"),
         ({"name": "none"}, {"engine": {"device": "cuda"}}, "leave it out"),

@@ -1,4 +1,4 @@
-"""Gloo's group calls carry every byte to its place, and refuse what does not fit."""
+"""The tests' own transport, which stands in for NCCL's, refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from _gloo_group import GlooGroupTransport
 from _ranks import Group
 from _reacting import Answers
 from _transport_calls import message, opened, wrong_length
@@ -17,7 +18,6 @@ from compressa.collectives.base import Exchange
 from compressa.errors import PayloadError
 from compressa.transports.base import Key
 from compressa.transports.frames import Frame
-from compressa.transports.gloo_group import GlooGroupTransport
 
 pytestmark = pytest.mark.ranks
 

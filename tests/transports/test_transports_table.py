@@ -14,7 +14,7 @@ from _counted_transport import ROW, train_over_it
 from _ranks import Group, same, settings
 from _training import train
 from _transport_calls import opened
-from _transports import ON_HOST
+from _transports import ON_HOST, ROWS
 from compressa.schedulers import POLICIES
 
 from compressa.collectives.base import Exchange
@@ -91,7 +91,7 @@ def test_the_usual_transport_goes_with_everything() -> None:
 @pytest.mark.parametrize("kind", ON_HOST)
 def test_a_row_says_in_which_order_its_transport_wants_exchanges(kind: str, two: Group) -> None:
     found = two.run(is_ordered, kind=kind)
-    assert found == [TRANSPORTS[kind].ordered] * 2
+    assert found == [ROWS[kind].ordered] * 2
 
 
 @pytest.mark.ranks

@@ -1,7 +1,7 @@
-"""GlooGroupTransport: every exchange is one group call, in an order that all ranks share.
+"""A transport for tests: every exchange is one group call of Gloo's, in an order that ranks share.
 
-The pattern for backends that have no named messages. Each message begins with a frame header, so
-that ranks whose orders differ find out instead of averaging unrelated tensors.
+It stands in for NCCL where there are no GPUs. Each message begins with a frame header, so that
+ranks whose orders differ find out instead of averaging unrelated tensors.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Received, Traffic, Transport, call_failed
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame, way
 from compressa.transports.setup import Setup
+from compressa.transports.table import Entry
 
 
 class GlooGroupTransport(Transport):
@@ -182,3 +183,6 @@ class GlooGroupTransport(Transport):
 def open_gloo_group(setup: Setup) -> GlooGroupTransport:
     """Open the transport on the setup's own group; asks the other ranks nothing."""
     return GlooGroupTransport(setup.group, setup.settings.epoch)
+
+
+ROW = Entry("gloo-group", "Gloo's group calls", "_gloo_group:open_gloo_group", ordered=True)
