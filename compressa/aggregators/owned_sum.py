@@ -100,14 +100,14 @@ class OwnedSum(ShardSum):
     parts: Sequence[ScopeSum]
     envelope: Envelope
     buffers: Sequence[torch.Tensor]
-    given: Sequence[torch.Tensor] = field(init=False)
+    messages: list[torch.Tensor] = field(init=False)
 
     exact = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         ranks, own = range(len(self.buffers)), self.rank
-        self.given = [self.buffers[r] if r == own else self._written(r, to=r) for r in ranks]
+        self.messages = [self.buffers[r] if r == own else self._written(r, to=r) for r in ranks]
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless a message is what `sender` owes for the step."""
@@ -120,9 +120,9 @@ class OwnedSum(ShardSum):
         except PayloadError as error:
             raise PayloadError(f"from rank {sender}: {error}") from error
 
-    def add(
-        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def summed(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
         """Make of what came, and of what this rank gives itself, what is shared."""
         came = dict(enumerate(before)) | dict(enumerate(after, self.rank + 1))
         readers = {
@@ -131,7 +131,7 @@ class OwnedSum(ShardSum):
         }
         for part in self.parts:
             part.make(readers)
-        self.result = self._written(self.rank, to=None)
+        return self._written(self.rank, to=None)
 
     def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """Keep what other ranks share."""

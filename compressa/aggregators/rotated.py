@@ -200,17 +200,17 @@ class RotatedSum(ShardSum):
         else:
             self.wire.check_codes(owner, message, self.context, sender)
 
-    def add(
-        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def summed(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
         """Add up the integers of all ranks' codes."""
         owner, sums = self.shards.owners[span], self.wire.sums(self.sealed)
         for i, payload in enumerate((*before, self.give(span), *after)):
             for part in self.wire.shards[owner]:
                 part.look_up(payload, sums, add=i > 0)
         self.wire.seal(owner, self.sealed, self.context)
-        self.result = self.sealed
-        self.take([(span, self.result)])
+        self.take([(span, self.sealed)])
+        return self.sealed
 
     def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """Write the means of shards to the gradients."""

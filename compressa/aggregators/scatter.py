@@ -88,7 +88,7 @@ class Scattered(Aggregator):
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode every other rank's shard, then average."""
         self._sent = self._shards.encode(gradients, context)
-        means = _Means(self._spans, self._sent, gradients, context, self._shards, self._own)
+        means = _Means(self._spans, [*self._sent], gradients, context, self._shards, self._own)
         yield AllReduce(means, self._scratch)
         if self._world.size == 1:
             means.add(means.span, ())  # a mean of one is encoded, too
@@ -120,13 +120,13 @@ class _Means(ShardSum):
         """Raise PayloadError unless it is what `sender` owes for the step."""
         self.each.payloads[self.shards.owners[span]].check(message, self.context, sender)
 
-    def add(
-        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def summed(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
         """Average the own values and what others gave, in the order of ranks; encode the mean."""
         own = self.shards.owners[span]
         arrived = dict(enumerate(before)) | dict(enumerate(after, own + 1))
-        self.result = self.own.encode_means(arrived, self.gradients, self.context)
+        return self.own.encode_means(arrived, self.gradients, self.context)
 
     def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """Decode other owners' means."""

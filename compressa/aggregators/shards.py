@@ -7,8 +7,9 @@ result to all. On the wire that is `round_robin`, whose messages are payloads.
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -88,17 +89,16 @@ class ShardSum(Accumulator):
 
     Attributes:
         shards: Where it is cut.
-        given: By owner, the message with what this rank contributes, made beforehand.
+        messages: By owner, what this rank holds of a shard: its contribution, made beforehand; of
+            the own one the sum, when it is added up. The list is the sum's own.
         gradients: The unit's; they hold the result when it is done.
         context: The step.
-        result: The message of the own shard, once `add` has made it.
     """
 
     shards: ShardSpans
-    given: Sequence[torch.Tensor]
+    messages: list[torch.Tensor]
     gradients: Sequence[torch.Tensor]
     context: StepContext
-    result: torch.Tensor = field(init=False)
 
     ready = True  # what is given before the sum begins, what is shared when it is added up
 
@@ -126,9 +126,21 @@ class ShardSum(Accumulator):
         return False
 
     def give(self, span: Span) -> torch.Tensor:
-        """The own contribution to a shard."""
-        return self.given[self.shards.owners[span]]
+        """Return the message of a shard, as this rank holds it."""
+        return self.messages[self.shards.owners[span]]
 
     def share(self, span: Span, author: Author) -> torch.Tensor:
-        """The result of the own shard, which `add` has made."""
-        return self.result
+        """Return what `give` returns: of the own shard, the sum."""
+        return self.give(span)
+
+    def add(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Sum the own shard, and hold the message of the sum from then on."""
+        self.messages[self.shards.owners[span]] = self.summed(span, after, before)
+
+    @abstractmethod
+    def summed(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Sum the own shard as `add` says; return the message of the sum."""

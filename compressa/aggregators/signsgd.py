@@ -202,7 +202,7 @@ class MajorityVote(Aggregator):
         for shard, payload in zip(self._shards, self._sent, strict=True):
             shard.encode(gradients, context, payload)
         lean = -0.5 if self._hyper.ties == "alternate" and context.step % 2 else 0.0
-        votes = _Votes(self._spans, self._sent, gradients, context, self._shards, lean)
+        votes = _Votes(self._spans, [*self._sent], gradients, context, self._shards, lean)
         yield AllReduce(votes, self._scratch)
         if self._world.size == 1:
             votes.add(votes.span, ())
@@ -232,9 +232,9 @@ class _Votes(ShardSum):
         """Raise PayloadError unless it is what `sender` owes for the step."""
         self.payloads[self.shards.owners[span]].check(message, self.context, sender)
 
-    def add(
-        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def summed(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
         """Count the votes; they are whole numbers, which float32 adds exactly in any order."""
         own, signs = self.payloads[self.shards.owners[span]], self.give(span)
         self._count(span, signs, add=False)
@@ -243,8 +243,9 @@ class _Votes(ShardSum):
         if self.lean:
             for scope in own.scopes:
                 scope.of(self.gradients).add_(self.lean)
-        self.result = own.encode(self.gradients, self.context, signs)
+        result = own.encode(self.gradients, self.context, signs)
         self._count(span, signs, add=False)
+        return result
 
     def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
         """Write signs in place of the gradients."""

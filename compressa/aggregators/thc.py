@@ -248,7 +248,9 @@ class THCAggregator(Aggregator):
             for part in self._shards[shard]:
                 self._encode(part, payload, gradients, context)
             self._wire.seal(shard, payload, context)
-        integers = RotatedSum(self._spans, self._sent, gradients, context, self._wire, self._sealed)
+        integers = RotatedSum(
+            self._spans, [*self._sent], gradients, context, self._wire, self._sealed
+        )
         yield AllReduce(integers, self._scratch)
         if self._world.size == 1:
             integers.add(integers.span, ())
