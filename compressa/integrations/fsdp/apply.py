@@ -126,6 +126,8 @@ def _open_replicas(plan: Plan, sharding: Sharding, failure: CompressaError | Non
         settings = (plan.config, sharding.replicas, infos)
         open_session(*settings, failure=failure, caller=sharding.caller).close()
         return None
+    # Not by `open_engine`: it would choose a compressor by the shape of a slice, where rules go by
+    # the whole parameter, and its dtype by the weight's, where FSDP2 reduces in one of its own.
     engine = start_engine(
         plan.config,
         sharding.replicas,
