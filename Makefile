@@ -58,7 +58,7 @@ fuzz: install
 # 200 random schedules of overlapping faults on real ranks, in half an hour; it prints its seed:
 # make stress STRESS="--seed 1 --only 7"
 stress: kernels
-	$(BIN)/python tests/stress.py $(STRESS)
+	$(BIN)/python tests/stress/stress.py $(STRESS)
 
 # 20 kills of random workers under torchrun, with and without compressa; make restarts RESTARTS="--seed 1"
 restarts: kernels

@@ -57,10 +57,7 @@ _PRELOADED = (
     "_failing",
     "_mass",
     "_ranks",
-    "_saving",
-    "_stress_ranks",
     "_training",
-    "_transport_calls",
 )
 
 

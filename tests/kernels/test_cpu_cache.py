@@ -22,8 +22,8 @@ from compressa.kernels import KernelUnavailable, compiled
 from compressa.kernels.compiled import one_at_a_time
 from compressa.kernels.cpu import _cache
 
-TESTS = Path(__file__).parents[1]
-ROOT = TESTS.parent
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 DEADLINE_S = 15.0
 PATIENCE_S = 300.0
 TURN = """
@@ -45,7 +45,7 @@ print(json.dumps({"loaded": sum(stats.cache_hits.values()), "folder": stats.cach
 def environment(tree: Path | None, code: Path | None = None, **others: str) -> dict[str, str]:
     """Return that of a process that imports a tree, if any; its code is there, or elsewhere."""
     chosen = {
-        "PYTHONPATH": f"{tree}{os.pathsep}{TESTS}",
+        "PYTHONPATH": f"{tree}{os.pathsep}{HERE}",
         "PYTHONSAFEPATH": "1",
         "NUMBA_CACHE_DIR": f"{code or f'{tree}/code'}",
     }
@@ -54,7 +54,7 @@ def environment(tree: Path | None, code: Path | None = None, **others: str) -> d
 
 def trained(tree: Path, codes: list[Path], store: Path) -> list[dict[str, list[str]]]:
     """Train a rank for each folder of code, as if each were a host; return what each compiled."""
-    script, size = str(TESTS / "_cold_rank.py"), str(len(codes))
+    script, size = str(HERE / "_cold_rank.py"), str(len(codes))
     ranks = [
         subprocess.Popen(
             [sys.executable, script, str(rank), size, str(store), "bf16", str(DEADLINE_S)],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from _trees import uncompiled_tree
 
-SCRIPT = Path(__file__).parents[1] / "_first_steps.py"
+SCRIPT = Path(__file__).with_name("_first_steps.py")
 FIRST_TIER = (
     "fp16",
     "bf16",

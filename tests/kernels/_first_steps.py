@@ -1,6 +1,6 @@
 """A process that trains its first steps and says what numba had to compile: run by a test.
 
-    python tests/_first_steps.py [--compile | --register] [--half] NAME...
+    python tests/kernels/_first_steps.py [--compile | --register] [--half] NAME...
 
 With --compile, what `compressa.kernels.compile` compiles is compiled or loaded before, and what is
 compiled or loaded after that is listed. With --register, what a registration compiles is, and what

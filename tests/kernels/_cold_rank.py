@@ -1,6 +1,6 @@
 """A rank that registers and trains, and says what it compiled when: run by a test.
 
-python tests/_cold_rank.py RANK SIZE STORE COMPRESSOR DEADLINE_S
+python tests/kernels/_cold_rank.py RANK SIZE STORE COMPRESSOR DEADLINE_S
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# python tests/stress.py --count 200
+# python tests/stress/stress.py --count 200
 """Random schedules of overlapping faults on real ranks, against what must always hold.
 
 Each schedule (`_stress_schedules`) has ranks of its own that train a small model, and some to which
@@ -27,6 +27,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # what several folders of tests use
 
 from _stress_arena import DEADLINE_S, SLACK_S, Arena, kinds_here, transports_here
 from _stress_schedules import KINDS, TRANSPORTS, draw
@@ -64,7 +67,7 @@ def main() -> int:
 
 def _command(seed: int, number: int, kinds: Sequence[str], transports: Sequence[str]) -> str:
     """Say how to draw a schedule again, also where other kinds of faults can be inflicted."""
-    command = f"python tests/stress.py --seed {seed} --only {number}"
+    command = f"python tests/stress/stress.py --seed {seed} --only {number}"
     if set(kinds) != set(KINDS):
         command += f" --kinds {' '.join(kinds)}"
     if set(transports) != set(TRANSPORTS):
