@@ -34,7 +34,7 @@ def test_an_outsider_gets_one_sentence() -> None:
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=100,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parent,
         check=False,
     )
     assert done.returncode == 0, done.stderr
