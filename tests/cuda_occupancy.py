@@ -186,6 +186,18 @@ ALIGNED = (
     Vectors("strata", "stratified_i64", 1, 2),
     Vectors("strata", "multiply_by_strata", 1, 1),
     Vectors("casts", "narrow", 4, 4),
+    *(
+        Vectors(source, f"sum{bits}_by_{team}", 1, 2)  # of 32 bits, or of 16
+        for source, bits in (
+            ("blockwise", "_8"),
+            ("blockwise", "_4"),
+            ("blockwise", "_2"),
+            ("fp8", ""),
+            ("onebit", ""),
+        )
+        for team in ("warps", "ctas")
+    ),
+    Vectors("natural", "sums", 1, 2),
 )
 """Where alignment is decided once: these accesses are made without another look at the address."""
 

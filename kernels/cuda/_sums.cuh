@@ -57,10 +57,22 @@ DEVICE void add4(float (&values)[4], const float (&decoded)[4], float weight) {
     }
 }
 
+// Four of out, or fewer. In an index of fours, the compiler sees that one access may write four: in
+// the sum of where a block and a plane of it begin, it does not, and writes them one by one.
+template <bool EVEN, class T>
+DEVICE void store_sums4(T* out, i64 i, int count, const T (&values)[4]) {
+    if (!EVEN || count < 4) return store4(out, i, count, values);
+    Four<T> four;
+    for (int u = 0; u < 4; ++u) four.of[u] = values[u];
+    reinterpret_cast<Four<T>*>(out)[i / 4] = four;
+}
+
+// EVEN: `are_even(sums)`, and i is a multiple of four.
 template <bool EVEN = false>
 DEVICE void finish4(Sums sums, i64 i, int count, const float (&values)[4]) {
-    if (sums.kind == FLOAT32) return store4<EVEN>(static_cast<float*>(sums.out), i, count, values);
+    if (sums.kind == FLOAT32)
+        return store_sums4<EVEN>(static_cast<float*>(sums.out), i, count, values);
     u16 halves[4];
     for (int u = 0; u < 4; ++u) halves[u] = u16(narrow_bits(values[u], sums.kind));
-    store4<EVEN>(static_cast<u16*>(sums.out), i, count, halves);
+    store_sums4<EVEN>(static_cast<u16*>(sums.out), i, count, halves);
 }
