@@ -7,8 +7,8 @@ so test runs keep it, as they keep what is compiled for the CPU.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
-import pickle
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -55,9 +55,11 @@ def compiled(text: str, architecture: str, options: tuple[str, ...]) -> Compiled
     kept = Path(os.environ[SHARED]) / f"{sha256(asked.encode()).hexdigest()[:16]}.nvrtc"
     if not kept.exists():
         new = kept.with_suffix(f".{os.getpid()}")
-        new.write_bytes(pickle.dumps(tuple(_compiled(text, architecture, options))))
+        made = _compiled(text, architecture, options)
+        new.write_text(json.dumps([made.code.hex(), made.ptx, made.said]), encoding="utf-8")
         new.rename(kept)  # whole, whoever else is at it
-    return Compiled(*pickle.loads(kept.read_bytes()))
+    code, ptx, said = json.loads(kept.read_text(encoding="utf-8"))
+    return Compiled(bytes.fromhex(code), ptx, said)
 
 
 def _which() -> tuple[str, int, int]:
