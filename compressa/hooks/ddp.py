@@ -10,10 +10,11 @@ is instead of DDP's reading of a failed future.
 # with the class itself.
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from copy import copy
+from itertools import count
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa.engine.device_stream import Ticket
+from compressa.hooks.early import EarlyGradients
 from compressa.hooks.first_bucket import FirstBucket
 from compressa.hooks.handle import Handle
 from compressa.hooks.refusals import check_inputs
@@ -35,7 +37,7 @@ class DDPHook:
     Args:
         model: The wrapped model.
         handle: Of the engine.
-        names: Parameter names by `id` of the parameter.
+        parameters: What is trained, by name.
         scaler: The user's loss scaler, if any.
 
     Attributes:
@@ -46,18 +48,23 @@ class DDPHook:
         self,
         model: DistributedDataParallel,
         handle: Handle,
-        names: dict[int, str],
+        parameters: Mapping[str, torch.nn.Parameter],
         scaler: Any,
     ) -> None:
         self._model = weakref.ref(model)  # DDP's reducer holds this object, beyond any collector
         self._engine = handle.engine
         self.handle = handle
-        self._names = names
+        self._names = {id(p): name for name, p in parameters.items()}
         self._scaler = scaler
         self._hold_zeros = bool(model.find_unused_parameters)
         self._pending: list[Ticket] = []
         self._loss_scale = self._scale()
         self._first: FirstBucket | None = None
+        self._early = EarlyGradients(
+            parameters if model.gradient_as_bucket_view else {},
+            self._send,
+            lambda: self._engine.awaited(),
+        )
 
     def expect(self, first: FirstBucket) -> None:
         """Have something told when the first bucket comes."""
@@ -78,39 +85,43 @@ class DDPHook:
             self._first = None
         if not self._pending:
             Variable._execution_engine.queue_callback(self._wait)
-        self.handle.integrity.begin(self.handle.next_step)
         gradients = {
             self._names[id(parameter)]: gradient
             for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True)
             if gradient.numel()  # what has no elements is in no unit
         }
-        loss_scale, hold_zeros = self._loss_scale, self._hold_zeros
-        combined = (
-            self.handle.submit(gradients, loss_scale=loss_scale, hold_zeros=hold_zeros)
-            if gradients
-            else _nothing()
-        )
-        self._pending.append(combined)
+        tickets = self._early.full(gradients) or [_nothing()]
+        self._pending += tickets
         devices: Any = self._engine.device_stream.devices
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         buffer = bucket.buffer()
+        others = count(len(tickets) - 1, -1)  # which two threads may count down
 
-        def complete(done: Ticket) -> None:
-            error = done.exception()
-            if error is not None:
+        def complete(_: Ticket) -> None:
+            if next(others):
+                return
+            errors = [error for ticket in tickets if (error := ticket.exception()) is not None]
+            if errors:
                 # Mostly nobody looks: `_wait` has raised it. With a static graph DDP waits first.
                 # A copy: the reducer keeps it, and not the frames that the error went through.
-                future.set_exception(copy(error))  # type: ignore[arg-type]
+                future.set_exception(copy(errors[0]))  # type: ignore[arg-type]
                 return
             with self._engine.device_stream.current():  # the future notes what came before it there
                 future.set_result(buffer)
 
-        combined.add_done_callback(complete)
+        for ticket in tickets:
+            ticket.add_done_callback(complete)
         return future
+
+    def _send(self, gradients: Mapping[str, torch.Tensor]) -> Ticket:
+        self.handle.integrity.begin(self.handle.next_step)
+        loss_scale, hold_zeros = self._loss_scale, self._hold_zeros
+        return self.handle.submit(gradients, loss_scale=loss_scale, hold_zeros=hold_zeros)
 
     def _wait(self) -> None:
         """At the end of backward, before DDP looks at the futures."""
         pending, self._pending = self._pending, []
+        self._early.begin(due=False)
         self.handle.wait(pending)
         self.handle.integrity.tell()
 
@@ -123,6 +134,7 @@ class DDPHook:
         self.handle.check()
         if self._engine is not self.handle.engine:  # what was under way is over
             self._engine, self._pending = self.handle.engine, []
+        self._early.begin(due=False)
         tracer = self._engine.tracer
         if tracer.recording is not None:
             tracer.begin_step(self.handle.next_step)
@@ -133,6 +145,13 @@ class DDPHook:
         if not model.require_backward_grad_sync:
             return  # gradients of this pass go nowhere yet
         self._loss_scale = self._scale()
+
+    def end_forward(self) -> None:
+        """After a forward pass that DDP has made ready for: backward's gradients are due."""
+        model = self._model()
+        if model is not None and model.require_backward_grad_sync:
+            # In a static graph a gradient may come several times, before it is in its bucket.
+            self._early.begin(due=not model.static_graph)
 
     def _scale(self) -> float | None:
         scaled = self._scaler is not None and self._scaler.is_enabled()
@@ -222,8 +241,8 @@ class Reference(HookState):
         return Reference, ()
 
 
-class BeforeForward:
-    """What the model calls before a forward pass; it holds the hook for as long as the model lives.
+class ForwardHook:
+    """What the model calls at a forward pass; it holds the hook for as long as the model lives.
 
     A copy, as in a model that was pickled, is of no hook, and does nothing.
 
@@ -234,6 +253,14 @@ class BeforeForward:
     def __init__(self, hook: DDPHook | None = None) -> None:
         self._hook = hook
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the hook out: it has threads and connections."""
+        return type(self), ()
+
+
+class BeforeForward(ForwardHook):
+    """What the model calls before a forward pass."""
+
     def __call__(self, model: DistributedDataParallel, inputs: Any) -> None:
         """Raise what keeps the next backward pass from being combined."""
         if self._hook is not None and torch.is_grad_enabled():
@@ -241,9 +268,14 @@ class BeforeForward:
                 check_inputs(model)
             self._hook.begin_forward()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the hook out: it has threads and connections."""
-        return BeforeForward, ()
+
+class AfterForward(ForwardHook):
+    """What the model calls after a forward pass."""
+
+    def __call__(self, model: DistributedDataParallel, inputs: Any, outputs: Any) -> None:
+        """Have gradients of the next backward pass leave as it readies them."""
+        if self._hook is not None and torch.is_grad_enabled():
+            self._hook.end_forward()
 
 
 def ddp_hook(state: Reference, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

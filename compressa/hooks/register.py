@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from compressa.config import Source
 from compressa.errors import StateError
-from compressa.hooks.ddp import BeforeForward, DDPHook, HookState, Reference, ddp_hook
+from compressa.hooks.ddp import AfterForward, BeforeForward, DDPHook, HookState, Reference, ddp_hook
 from compressa.hooks.first_bucket import FirstBucket
 from compressa.hooks.handle import Handle
 from compressa.hooks.opening import open_handle
@@ -126,10 +126,10 @@ def take_over(model: DistributedDataParallel, handle: Handle, scaler: Any) -> DD
         scaler: The `GradScaler`, if losses are scaled.
     """
     handle.attach(model)
-    names = {id(p): name for name, p in trained_parameters(model.module).items()}
-    hook = DDPHook(model, handle, names, scaler)
+    hook = DDPHook(model, handle, trained_parameters(model.module), scaler)
     # After a failed backward, DDP's own forward would complain of an internal error.
     model.register_forward_pre_hook(BeforeForward(hook))
+    model.register_forward_hook(AfterForward(hook))
     _registered.add(model)
     return hook
 

@@ -21,6 +21,7 @@ from torch.autograd import Variable
 from compressa.engine.device_stream import Ticket
 from compressa.errors import CompressaError, StateError
 from compressa.hooks.handle import Handle
+from compressa.hooks.held import HeldGradients
 from compressa.overlap.arrivals import Arrivals, Gradient, come
 from compressa.overlap.lazy_reads import lazy_class, make_lazy, release
 from compressa.overlap.memory import Memory, check_kind
@@ -70,9 +71,7 @@ class Reducer:
         self._reached: set[str] = set()
         self._placed: dict[str, Gradient] = {}  # what backward has not reached so far
         self._backward = _NO_BACKWARD  # the last one whose end is waited for
-        self._held: dict[str, torch.Tensor] = {}  # until what goes together is complete
-        self._groups_of: Mapping[str, Sequence[int]] = {}  # of units that go together
-        self._missing: dict[int, int] = {}  # by group, how many gradients
+        self._held = HeldGradients(lambda: handle.engine.awaited())
         self._flags: tuple[torch.Tensor, Ticket] | None = None
         self._loss_scale: float | None = None
         self._hooks = self._listen()
@@ -81,7 +80,8 @@ class Reducer:
         """The next backward's gradients are to be combined, on top of what `p.grad` holds."""
         self.stay_local()
         self.arrivals.forget()
-        self.current, self.reads, self._held = {}, 0, {}
+        self.current, self.reads = {}, 0
+        self._held.begin()
         self._expecting = True
         scaled = self._scaler is not None and self._scaler.is_enabled()
         self._loss_scale = float(self._scaler.get_scale()) if scaled else None
@@ -292,26 +292,15 @@ class Reducer:
         self.current[name] = gradient
         with torch._C.DisableTorchFunctionSubclass():
             # The engine works on the same memory by another tensor, which is not lazy.
-            self._held[name] = as_real(gradient.values.detach())
+            complete = self._held.add(name, as_real(gradient.values.detach()))
         make_lazy([gradient.values], self._lazy)
-        # What completes nothing is of no use to the engine yet; the first begins the step.
-        if first or self._completes(name):
+        if complete:
             self._send_held()
-        if first:
-            self._groups_of, self._missing = self._handle.engine.awaited()
         if not self._find_unused and len(self.current) == len(self._parameters):
             self._end()
 
-    def _completes(self, name: str) -> bool:
-        """Whether units that go together have all of their gradients with this one."""
-        complete = False
-        for group in self._groups_of[name]:
-            self._missing[group] -= 1
-            complete |= not self._missing[group]
-        return complete
-
     def _send_held(self) -> None:
-        held, self._held = self._held, {}
+        held = self._held.take()
         try:
             combined = self._send(held)
         except CompressaError:
