@@ -2,7 +2,7 @@
 
     import compressa
 
-    model = DistributedDataParallel(net)
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True)
     handle = compressa.register_comm_hook(model, "compressa.toml")
 
 Names are imported when they are first used, so that `import compressa` costs next to nothing.

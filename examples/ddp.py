@@ -22,7 +22,7 @@ def main() -> None:
     net = nn.Sequential(
         nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2)
     )
-    model = DistributedDataParallel(net)
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True)
     handle = compressa.register_comm_hook(model, {"compressor": "int8"})  # the line
 
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -26,7 +26,9 @@ _registered: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 def register_comm_hook(model: nn.Module, config: Source, *, scaler: Any = None) -> Handle:
     """Compress the gradients of a DDP model from now on. Collective over the model's ranks.
 
-    A model that is copied or pickled leaves the hook behind: register it anew.
+    With `gradient_as_bucket_view=True` gradients leave as soon as backward has them, and not when
+    DDP's bucket of 25 MiB is full. A model that is copied or pickled leaves the hook behind:
+    register it anew.
 
     Args:
         model: A DistributedDataParallel that was not yet trained with another hook, or what
@@ -46,8 +48,8 @@ def register_comm_hook(model: nn.Module, config: Source, *, scaler: Any = None) 
         BackendUnavailable: The configured device is missing.
 
     Example:
-        >>> model = DistributedDataParallel(net)                  # doctest: +SKIP
-        >>> handle = register_comm_hook(model, "compressa.toml")  # doctest: +SKIP
+        >>> model = DistributedDataParallel(net, gradient_as_bucket_view=True)  # doctest: +SKIP
+        >>> handle = register_comm_hook(model, "compressa.toml")                # doctest: +SKIP
     """
     wrapped = ddp_of(model)
     check_unregistered(wrapped)

@@ -21,14 +21,15 @@ class Compressed:
 
     Args:
         config: Path of a TOML file, a mapping, or a `Config`.
-        options: As Lightning's DDPStrategy takes them.
+        options: As Lightning's DDPStrategy takes them, but that `gradient_as_bucket_view` is true
+            if it is not given.
 
     Attributes:
         handle: Of the last `fit`; None before the first.
     """
 
     def __init__(self, config: Source, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**{"gradient_as_bucket_view": True, **options})
         self._source = config
         self._wrapped: Any = None  # the handle knows it weakly, and saves after `fit` as well
         self.handle: Handle | None = None

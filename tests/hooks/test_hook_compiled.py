@@ -45,7 +45,9 @@ def train_compiled(
     with mock.patch("torch._dynamo.config.optimize_ddp", mode):
         net = build(model, rank)
         # Several buckets, between which "ddp_optimizer" cuts the graph.
-        wrapped = DistributedDataParallel(compile_net(net, way, backend), bucket_cap_mb=1)
+        wrapped = DistributedDataParallel(
+            compile_net(net, way, backend), bucket_cap_mb=1, gradient_as_bucket_view=True
+        )
         outside = way in ("outside", "both", "pair")
         called: Any = torch.compile(wrapped, backend=backend) if outside else wrapped
         handle: Any = None
