@@ -60,11 +60,9 @@ class DDPHook:
         self._pending: list[Ticket] = []
         self._loss_scale = self._scale()
         self._first: FirstBucket | None = None
-        self._early = EarlyGradients(
-            parameters if model.gradient_as_bucket_view else {},
-            self._send,
-            lambda: self._engine.awaited(),
-        )
+        self._early: EarlyGradients | None = None
+        if model.gradient_as_bucket_view:
+            self._early = EarlyGradients(parameters, self._send, lambda: self._engine.awaited())
 
     def expect(self, first: FirstBucket) -> None:
         """Have something told when the first bucket comes."""
@@ -90,7 +88,12 @@ class DDPHook:
             for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True)
             if gradient.numel()  # what has no elements is in no unit
         }
-        tickets = self._early.full(gradients) or [_nothing()]
+        if not gradients:
+            tickets = [_nothing()]
+        elif self._early is None:
+            tickets = [self._send(gradients)]
+        else:
+            tickets = self._early.full(gradients)
         self._pending += tickets
         devices: Any = self._engine.device_stream.devices
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
@@ -121,7 +124,8 @@ class DDPHook:
     def _wait(self) -> None:
         """At the end of backward, before DDP looks at the futures."""
         pending, self._pending = self._pending, []
-        self._early.begin(due=False)
+        if self._early is not None:
+            self._early.begin(due=False)
         self.handle.wait(pending)
         self.handle.integrity.tell()
 
@@ -134,7 +138,6 @@ class DDPHook:
         self.handle.check()
         if self._engine is not self.handle.engine:  # what was under way is over
             self._engine, self._pending = self.handle.engine, []
-        self._early.begin(due=False)
         tracer = self._engine.tracer
         if tracer.recording is not None:
             tracer.begin_step(self.handle.next_step)
@@ -147,11 +150,11 @@ class DDPHook:
         self._loss_scale = self._scale()
 
     def end_forward(self) -> None:
-        """After a forward pass that DDP has made ready for: backward's gradients are due."""
+        """After a forward pass, when DDP has made ready for the backward pass, or not."""
         model = self._model()
-        if model is not None and model.require_backward_grad_sync:
+        if model is not None and self._early is not None:
             # In a static graph a gradient may come several times, before it is in its bucket.
-            self._early.begin(due=not model.static_graph)
+            self._early.begin(due=model.require_backward_grad_sync and not model.static_graph)
 
     def _scale(self) -> float | None:
         scaled = self._scaler is not None and self._scaler.is_enabled()

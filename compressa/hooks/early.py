@@ -46,17 +46,18 @@ class EarlyGradients:
         self._in_buckets: dict[str, tuple[torch.Tensor, int]] = {}  # and where that is
 
     def begin(self, due: bool) -> None:
-        """Begin a step.
+        """Begin a step, or end one.
 
         Args:
             due: Whether gradients may leave early: DDP calls its hook in the next backward.
         """
-        self._due = due and bool(self._parameters)
+        self._due = due
         self._tickets.clear()
-        self._held.begin()
-        if self._due and not self._listening:
-            self._listening = True
-            self._listen()
+        if due:
+            self._held.begin()
+            if not self._listening:
+                self._listening = True
+                self._listen()
 
     def full(self, gradients: Mapping[str, torch.Tensor]) -> list[Ticket]:
         """Submit what is left of a full bucket.
@@ -73,8 +74,7 @@ class EarlyGradients:
             self._held.pass_by(left.keys() - held.keys())
         if left:
             self._send(left)
-        if self._parameters:
-            self._in_buckets.update((name, (g, g.data_ptr())) for name, g in gradients.items())
+        self._in_buckets.update((name, (g, g.data_ptr())) for name, g in gradients.items())
         return list({self._tickets[name] for name in gradients})
 
     def _listen(self) -> None:

@@ -131,7 +131,8 @@ def take_over(model: DistributedDataParallel, handle: Handle, scaler: Any) -> DD
     hook = DDPHook(model, handle, trained_parameters(model.module), scaler)
     # After a failed backward, DDP's own forward would complain of an internal error.
     model.register_forward_pre_hook(BeforeForward(hook))
-    model.register_forward_hook(AfterForward(hook))
+    if model.gradient_as_bucket_view:
+        model.register_forward_hook(AfterForward(hook))
     _registered.add(model)
     return hook
 

@@ -15,7 +15,7 @@ from _ranks import Group, same, settings
 from _training import _optimizer, digest, registered, train
 
 from compressa.engine.device_stream import Ticket
-from compressa.hooks.early import EarlyGradients
+from compressa.hooks.ddp import DDPHook
 from compressa.hooks.handle import Handle
 
 pytestmark = pytest.mark.ranks
@@ -28,21 +28,21 @@ FULL = "a bucket is full"
 def noted() -> Iterator[list[Any]]:
     """What is submitted, by name, and when a bucket is full."""
     events: list[Any] = []
-    submit, full = Handle.submit, EarlyGradients.full
+    submit, full = Handle.submit, DDPHook.submit
 
     def noting_submit(self: Handle, tensors: Mapping[str, torch.Tensor], **how: Any) -> Ticket:
         events.append(sorted(tensors))
         return submit(self, tensors, **how)
 
-    def noting_full(self: EarlyGradients, gradients: Mapping[str, torch.Tensor]) -> list[Ticket]:
+    def noting_full(self: DDPHook, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         events.append(FULL)
-        return full(self, gradients)
+        return full(self, bucket)
 
-    Handle.submit, EarlyGradients.full = noting_submit, noting_full  # type: ignore[method-assign]
+    Handle.submit, DDPHook.submit = noting_submit, noting_full  # type: ignore[method-assign]
     try:
         yield events
     finally:
-        Handle.submit, EarlyGradients.full = submit, full  # type: ignore[method-assign]
+        Handle.submit, DDPHook.submit = submit, full  # type: ignore[method-assign]
 
 
 def events_of_steps(
