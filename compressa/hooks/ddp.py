@@ -99,15 +99,18 @@ class DDPHook:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         buffer = bucket.buffer()
         others = count(len(tickets) - 1, -1)  # which two threads may count down
+        errors: list[BaseException] = []
 
-        def complete(_: Ticket) -> None:
+        def complete(done: Ticket) -> None:  # kept by tickets: to keep them would be a cycle
+            error = done.exception()
+            if error is not None:
+                errors.append(error)
             if next(others):
                 return
-            errors = [error for ticket in tickets if (error := ticket.exception()) is not None]
             if errors:
                 # Mostly nobody looks: `_wait` has raised it. With a static graph DDP waits first.
                 # A copy: the reducer keeps it, and not the frames that the error went through.
-                future.set_exception(copy(errors[0]))  # type: ignore[arg-type]
+                future.set_exception(copy(errors.pop(0)))  # type: ignore[arg-type]
                 return
             with self._engine.device_stream.current():  # the future notes what came before it there
                 future.set_result(buffer)
