@@ -13,6 +13,7 @@ import torch.distributed as dist
 from _rank_models import build, loss_of
 from _ranks import Group, same, settings
 from _training import _optimizer, digest, registered, train
+from torch.nn.parallel import DistributedDataParallel
 
 from compressa.engine.device_stream import Ticket
 from compressa.hooks.ddp import DDPHook
@@ -63,12 +64,9 @@ def events_of_steps(
 
 def backward_without_hook(*, config: Any) -> dict[str, Any]:
     """Run backward passes for which DDP calls no hook, between steps in which it does."""
-    rank, happened = dist.get_rank(), {}
+    happened: dict[str, Any] = {}
     with noted() as events, registered("mlp", config, ddp=VIEW) as (wrapped, _):
         optimizer = _optimizer(wrapped)
-
-        def loss(step: int) -> torch.Tensor:
-            return loss_of(wrapped, rank, step, torch.float32)
 
         def note(what: str) -> None:
             happened[what] = events[:]
@@ -76,42 +74,42 @@ def backward_without_hook(*, config: Any) -> dict[str, Any]:
 
         for step in range(3):
             optimizer.zero_grad()
-            loss(step).backward()
+            _loss(wrapped, step).backward()
         note("steps")
-
-        with wrapped.no_sync():
-            loss(3).backward()
-        note("no_sync")
-
-        with wrapped.no_sync():
-            kept = loss(4)
-        with torch.no_grad():
-            loss(4)
-        kept.backward()
-        note("evaluated meanwhile")
-
-        with wrapped.no_sync():
-            kept = loss(5)
-        with pytest.raises(RuntimeError, match="shapes"):
-            wrapped(torch.zeros(16, 3))
-        kept.backward()
-        note("failed meanwhile")
-
+        for what in ("no_sync", "evaluated meanwhile", "failed meanwhile"):
+            _backward_of_no_sync(wrapped, what)
+            note(what)
         optimizer.zero_grad()
-        kept = loss(6)
+        kept = _loss(wrapped, 6)
         kept.backward(retain_graph=True)
         note("as usual")
-        mean = digest(wrapped)
         kept.backward()
         note("twice")
-
+        before = digest(wrapped)
         optimizer.zero_grad()
-        loss(7).backward()
+        _loss(wrapped, 7).backward()
         optimizer.step()
         note("at last")
-        happened["moved"] = mean != digest(wrapped)
+        happened["moved"] = before != digest(wrapped)
         happened["parameters"] = digest(wrapped)
     return happened
+
+
+def _backward_of_no_sync(wrapped: DistributedDataParallel, what: str) -> None:
+    """Run a pass whose gradients stay local, with something between forward and backward."""
+    with wrapped.no_sync():
+        kept = _loss(wrapped, 3)
+    if what == "evaluated meanwhile":
+        with torch.no_grad():
+            _loss(wrapped, 4)
+    if what == "failed meanwhile":
+        with pytest.raises(RuntimeError, match="shapes"):
+            wrapped(torch.zeros(16, 3))
+    kept.backward()
+
+
+def _loss(wrapped: DistributedDataParallel, step: int) -> torch.Tensor:
+    return loss_of(wrapped, dist.get_rank(), step, torch.float32)
 
 
 def reach_a_part(*, config: Any) -> tuple[float, str]:

@@ -182,7 +182,9 @@ def _collect() -> None:
         time.sleep(0.001)
 
 
-def left_to_the_collector(*, config: Any, overlap: bool, trace: str) -> dict[str, int]:
+def left_to_the_collector(
+    *, config: Any, overlap: bool, trace: str, view: bool = False
+) -> dict[str, int]:
     """Train without the cyclic garbage collector, with a trace; return what it would have freed."""
     net = build("mlp", dist.get_rank())
     optimizer = optimizer_of("sgd", net)
@@ -191,7 +193,8 @@ def left_to_the_collector(*, config: Any, overlap: bool, trace: str) -> dict[str
             model: Any = stack.enter_context(overlapped(net, optimizer, config))
             handle = model.handle
         else:
-            model, handle = stack.enter_context(registered(net, config))
+            ddp = {"gradient_as_bucket_view": view}
+            model, handle = stack.enter_context(registered(net, config, ddp=ddp))
         handle.trace(trace)
         _train(model, optimizer, range(6))  # plans are made, and what is set up once is there
         gc.disable()
@@ -374,13 +377,17 @@ def test_a_switch_goes_with_overlap_and_traces_name_what_is_applied(
         assert applied <= {f"{layer}.{kind}" for layer in range(8) for kind in ("weight", "bias")}
 
 
-@pytest.mark.parametrize(("compressor", "overlap"), [("none", True), ("topk", False)])
+@pytest.mark.parametrize(
+    ("compressor", "overlap", "view"),
+    [("none", True, False), ("topk", False, False), ("topk", False, True)],
+)
 def test_memory_of_a_step_is_free_without_the_garbage_collector(
-    compressor: str, overlap: bool, pools: Pools, tmp_path: Path
+    compressor: str, overlap: bool, view: bool, pools: Pools, tmp_path: Path
 ) -> None:
     config = settings(compressor, exchange={"algorithm": "ring"})
     trace = str(tmp_path / "trace.json")
     group = pools.fresh(2)  # what others have compiled may become garbage meanwhile
-    found = group.run(left_to_the_collector, config=config, overlap=overlap, trace=trace)
+    how = {"config": config, "overlap": overlap, "view": view, "trace": trace}
+    found = group.run(left_to_the_collector, **how)
     group.end()
     assert found == [{}, {}]
