@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from compressa.compressors import Entry
 from compressa.config.choices import choice_model, field_texts
 from compressa.config.describe import bounds_text
-from compressa.config.emit import table_toml, toml_value
+from compressa.config.emit import settings_toml, toml_line
 from compressa.facts import BUSIEST_OF, LIBRARY, RANKS, Facts
 
 _SECTIONS = re.compile(r"^(?:Args|Attributes|Raises|Returns|Examples?|Yields):$", re.M)
@@ -52,7 +53,7 @@ def example_toml(entry: Entry) -> str:
     """Return the lines of TOML that choose a compressor, defaults written out."""
     name = entry.compressor.name
     chosen = choice_model(name, entry).model_validate({"name": name})
-    return table_toml("[compressor]", chosen.model_dump(mode="json"))
+    return settings_toml({"compressor": chosen.model_dump(mode="json")})
 
 
 def hyper_parameters(entry: Entry) -> Iterator[str]:
@@ -64,7 +65,8 @@ def hyper_parameters(entry: Entry) -> Iterator[str]:
                 filter(None, (type_text(field.annotation), bounds_text(field.metadata)))
             )
             text = _escaped(field.description or "")
-            yield f"`{name} = {toml_value(field.default)}`: {allowed}. {text}".strip()
+            default = name if field.default is None else toml_line(name, field.default)
+            yield f"`{default}`: {allowed}. {text}".strip()
 
 
 def type_text(annotation: Any) -> str:
@@ -78,7 +80,7 @@ def type_text(annotation: Any) -> str:
         return _TYPES[annotation]
     inner = typing.get_args(annotation)
     if typing.get_origin(annotation) is Literal:
-        return " or ".join(toml_value(value) for value in inner)
+        return " or ".join(map(json.dumps, inner))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return " or ".join("left out" if i is type(None) else type_text(i) for i in inner)
     if typing.get_origin(annotation) is tuple:

@@ -20,7 +20,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MISSING = ("pydantic", "annotated-types", "safetensors", "typer", "rich", "pytest-timeout")
+MISSING = (
+    "pydantic",
+    "annotated-types",
+    "safetensors",
+    "tomli-w",
+    "typer",
+    "rich",
+    "pytest-timeout",
+)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 MOST_BYTES = 60 << 20
 _ALWAYS = {"typing_extensions"}  # torch is content with older ones than pydantic

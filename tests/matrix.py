@@ -30,7 +30,10 @@ PAGE = ROOT / "docs" / "versions.md"
 LEAST_MINOR = 11
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 TOOLS = ["pytest", "pytest-timeout", "hypothesis", "zstandard", "jinja2", "markdown-it-py"]
-SHOWN = ["torch", "numpy", "numba", "annotated-types", "pydantic", "safetensors", "typer", "rich"]
+SHOWN = [
+    *("torch", "numpy", "numba", "annotated-types", "pydantic", "safetensors", "tomli-w", "typer"),
+    "rich",
+]
 SOURCES = ["compressa", "kernels", "schedulers", "pyproject.toml", "README.md", "LICENSE"]
 TREE = [
     "tests",
@@ -246,7 +249,7 @@ def page(records: Sequence[Record]) -> str:
         out = Counter(record.outcome)
         counts = map(str, (out["passed"], out["failed"] + out["error"], out["skipped"]))
         tests = ", ".join(f"`{name}`" for name in record.tests) or "all"
-        shown = [record.versions[name] for name in SHOWN]
+        shown = [record.versions.get(name, "") for name in SHOWN]
         rows.append([f"{record.python}, {record.which}", *shown, tests, *counts, record.date])
     return _PAGE.format(table="\n".join(f"| {' | '.join(row)} |" for row in rows))
 

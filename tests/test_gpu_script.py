@@ -24,6 +24,7 @@ import compressa
 
 WITHOUT = (
     *("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "safetensors"),
+    "tomli_w",
     *("typer", "rich", "shellingham", "annotated_doc", "markdown_it", "mdurl", "pytest_timeout"),
     *("plotly", "matplotlib", "sklearn", "scikit_learn", "xdist", "pytest_xdist", "mpi4py"),
     *("zstandard", "compressa", "markdown_it_py", "__editable__", "__pycache__"),
@@ -35,6 +36,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in find
 """
 WHEELS = (
     *("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "safetensors"),
+    "tomli_w",
     *("typer", "rich", "shellingham", "annotated_doc", "markdown_it_py", "mdurl", "pytest_timeout"),
 )
 

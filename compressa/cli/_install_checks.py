@@ -14,7 +14,9 @@ from pathlib import Path
 from compressa.cli._finding import Finding, fault, noted
 
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-_NEEDED = ("numpy", "numba", "annotated-types", "pydantic", "safetensors", "typer", "rich")
+_NEEDED = (
+    *("numpy", "numba", "annotated-types", "pydantic", "safetensors", "tomli-w", "typer", "rich"),
+)
 _DRIVER = Path("/proc/driver/nvidia/version")
 _OPTIONAL = {
     "zstandard": ("entropy", "exchange.entropy_level"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from compressa.cli._tables import ms
 from compressa.compressors import COMPRESSORS
-from compressa.config.emit import toml_value
+from compressa.config.emit import toml_line
 from compressa.recommend import CODEC_S, LEVELS, Model, Recommendation
 
 _FAR_MS = 10.0
@@ -99,7 +100,7 @@ def _compressor(chosen: Recommendation) -> Iterator[str]:
     yield f"# {COMPRESSORS[chosen.name].summary}"
     yield f'name = "{chosen.name}"'
     for key, value, why in _SETTINGS.get(chosen.name, []):
-        yield f"{key} = {toml_value(value)}  # {why}"
+        yield f"{toml_line(key, value)}  # {why}"
 
 
 def _spared(chosen: Recommendation) -> Iterator[str]:
@@ -108,20 +109,20 @@ def _spared(chosen: Recommendation) -> Iterator[str]:
     rule, warmup = chosen.settings["rules"][0], chosen.settings["warmup"]
     yield (
         "[[rules]]  # few elements, and most of the harm: 16 bits for them\n"
-        f"match = {toml_value(rule['match'])}\n"
-        f"compressor = {toml_value(rule['compressor'])}"
+        f"match = {{ role = {json.dumps(rule['match']['role'])} }}\n"
+        f"{toml_line('compressor', rule['compressor'])}"
     )
     yield (
         "[warmup]  # gradients change quickly at first\n"
         f"steps = {warmup['steps']}\n"
-        f"compressor = {toml_value(warmup['compressor'])}"
+        f"{toml_line('compressor', warmup['compressor'])}"
     )
 
 
 def _exchange(question: Question) -> Iterator[str]:
     if question.measured:
         yield "[exchange]  # sums go by the algorithm that is fastest on this link"
-        yield f"link = {toml_value(question.link)}"
+        yield toml_line("link", question.link)
         return
     yield "# Measured, your network chooses the algorithm of sums. Start this on every rank:"
     yield "#   torchrun ... -m compressa link --out link.json"

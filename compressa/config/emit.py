@@ -1,14 +1,11 @@
-"""A configuration as TOML text that loads back to the same configuration.
-
-Written here and not by tomli-w, which writes no comments: a comment names each setting that is not
-set, and would not be known of otherwise.
-"""
+"""A configuration as TOML text that loads back to the same configuration."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import tomli_w
 
 from compressa.config.model import Config
 
@@ -19,55 +16,52 @@ def config_toml(config: Config) -> str:
     What is not set and has no default (such as where traces are written) is named in a comment.
 
     Example:
-        >>> print(config_toml(Config()).splitlines()[0])
+        >>> print(config_toml(Config()).splitlines()[2])
         [compressor]
     """
-    blocks = []
-    for name, value in config.model_dump(mode="json").items():
-        if value is None:
-            blocks.append(f"# [{name}]: not set\n")
-        elif isinstance(value, list):
-            blocks += [table_toml(f"[[{name}]]", item) for item in value]
-        else:
-            blocks.append(table_toml(f"[{name}]", value))
-    return "\n".join(blocks)
+    return settings_toml(config.model_dump(mode="json"))
 
 
-def table_toml(header: str, settings: Mapping[str, Any]) -> str:
-    """Return one table of a configuration.
+def settings_toml(settings: Mapping[str, Any]) -> str:
+    """Return settings as TOML, and comments that name those which are None.
 
     Args:
-        header: Its first line.
         settings: Plain JSON values.
 
     Example:
-        >>> print(table_toml("[compressor]", {"name": "topk", "density": 0.01}), end="")
-        [compressor]
-        name = "topk"
-        density = 0.01
+        >>> print(settings_toml({"trace": {"steps": 5, "path": None}}), end="")
+        [trace]
+        steps = 5
+        <BLANKLINE>
+        # trace.path: not set
     """
-    rows = [
-        f"# {key}: not set" if value is None else f"{key} = {toml_value(value)}"
-        for key, value in settings.items()
-    ]
-    return "\n".join([header, *rows, ""])
+    unset = [f"# {key}: not set\n" for key in _unset(settings)]
+    return "\n".join(filter(None, [tomli_w.dumps(_without_none(settings)), "".join(unset)]))
 
 
-def toml_value(value: Any) -> str:
-    """Return a plain JSON value, which is not None, as TOML.
+def toml_line(key: str, value: Any) -> str:
+    """Return a setting as TOML, without an end of the line.
+
+    Args:
+        key: Its name.
+        value: A plain JSON value.
 
     Example:
-        >>> toml_value([True, "a", 1e-06])
-        '[true, "a", 1e-06]'
+        >>> toml_line("density", 1e-06)
+        'density = 1e-06'
     """
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # JSON's strings are TOML's basic strings, but for one control character.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return f"[{', '.join(toml_value(item) for item in value)}]"
+    return tomli_w.dumps({key: value}).rstrip("\n")
+
+
+def _unset(settings: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    for key, value in settings.items():
+        if value is None:
+            yield table + key
+        elif isinstance(value, Mapping):
+            yield from _unset(value, f"{table}{key}.")
+
+
+def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
-        pairs = (f"{key} = {toml_value(item)}" for key, item in value.items() if item is not None)
-        return f"{{ {', '.join(pairs)} }}"
-    return repr(value)
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value

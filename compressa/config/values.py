@@ -1,7 +1,6 @@
 """Kinds of values in a configuration: ranges of numbers, sizes in bytes, rates, names and places.
 
-Sizes and rates are numbers or as people write them: "4MiB", "1.5MB", "100mbit". pydantic's
-`ByteSize` is not as strict as the rest: it takes "4MiB/s" for 4 MiB, and "0.3B" for 0.
+Sizes and rates are numbers or as people write them: "4MiB", "1.5MB", "100mbit".
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, ByteSize, WithJsonSchema
 
 from compressa.config.mistakes import show
 from compressa.rates import PATTERN, parse_rate
@@ -32,11 +31,7 @@ FewSteps = Annotated[int, Ge(1), Le(1 << 20)]
 Norm = Annotated[float, Ge(1e-30), Le(1e30)]
 """A length that float32 can hold, and its square root over the ranks."""
 
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmg", 1)}
-_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmg", 1)}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
-_PATTERN = r"^\s*\d+(\.\d+)?\s*([kKmMgG]?[iI]?[bB])?\s*$"
+_SIZE = r"^\s*(\d+(\.\d+)?)\s*(([kKmMgG][iI]?)?[bB])?\s*$"
 
 
 def parse_bytes(text: str) -> int:
@@ -52,11 +47,11 @@ def parse_bytes(text: str) -> int:
         >>> parse_bytes("4MiB")
         4194304
     """
-    match = _SIZE.fullmatch(text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
+    match = re.fullmatch(_SIZE, text)
+    if match is None:
         raise ValueError(f'must be a size in bytes such as 262144 or "256KiB", not {show(text)}')
-    size_bytes = float(match[1]) * unit
+    # ByteSize itself would read "4MiB/s" as 4 MiB, and "0.3B" as 0.
+    size_bytes = float(match[1]) * ByteSize.byte_sizes[(match[3] or "b").lower()]
     if not size_bytes.is_integer():
         raise ValueError(f"must be a whole number of bytes, not {show(text)}")
     return int(size_bytes)
@@ -68,7 +63,7 @@ def _read(value: object) -> object:
 
 def _schema(least: int, most: int) -> WithJsonSchema:
     number = {"type": "integer", "minimum": least, "maximum": most}
-    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": _PATTERN}]})
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": _SIZE}]})
 
 
 _Bytes = Annotated[int, BeforeValidator(_read)]
