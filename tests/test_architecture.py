@@ -53,9 +53,18 @@ def imported(file: Path) -> set[tuple[str, str]]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             found |= {(alias.name, "") for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {(node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                module = ".".join([*package_of(file, node.level), module]).rstrip(".")
+            found |= {(module, alias.name) for alias in node.names}
     return found
+
+
+def package_of(file: Path, level: int) -> Sequence[str]:
+    """The names of the package that a relative import of a file begins in."""
+    whole = file.relative_to(ROOT).parts[:-level]
+    return whole if whole[0] not in ("kernels", "schedulers") else ("compressa", *whole)
 
 
 def imported_modules(file: Path) -> set[str]:

@@ -183,6 +183,7 @@ class DDPHook:
 def _before_next_forward(module: torch.nn.Module, call: Callable[[], None]) -> None:
     """Have a function called in the next forward pass; no hook stays, which nobody could pickle."""
 
+    @_disable_dynamo  # a module that was compiled calls its hooks in what is traced
     def once(*_: Any) -> None:
         registered.remove()
         call()
