@@ -149,6 +149,11 @@ class Wrapper(Compressor):
         """As the inner one says: whether its residuals hold all that it did not deliver."""
         return self.inner.conserves_mass
 
+    @property
+    def built_in_feedback(self) -> bool:
+        """As the inner one says: whether it keeps residuals by itself."""
+        return self.inner.built_in_feedback
+
     def at(self, step: int) -> Compressor:
         """Return this wrapper around the inner one that is in force at a step."""
         now = self.inner.at(step)
@@ -157,6 +162,13 @@ class Wrapper(Compressor):
     def for_parameter(self, parameter: ParameterInfo) -> Compressor:
         """Return this wrapper around the inner one for a parameter."""
         own = self.inner.for_parameter(parameter)
+        return self if own is self.inner else self.around(own)
+
+    def exempt(self, parameter: ParameterInfo, dense: Compressor) -> Compressor:
+        """Return `dense`, or this wrapper around what the inner one has carry it instead."""
+        own = self.inner.exempt(parameter, dense)
+        if own is dense:
+            return dense
         return self if own is self.inner else self.around(own)
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:

@@ -76,6 +76,11 @@ class Shrunk(Codec, Wrapper):
         """The codec's: what is decoded is scaled, not what is summed."""
         return self.codec.reduce
 
+    @property
+    def takes_half(self) -> bool:
+        """The codec's."""
+        return self.codec.takes_half
+
     def wire_bytes(self, elems: int) -> int:
         """The codec's."""
         return self.codec.wire_bytes(elems)

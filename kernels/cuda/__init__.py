@@ -10,8 +10,8 @@ import numpy as np
 
 from .._backends import KernelUnavailable
 from ._clear import clear
-from ._device import CTA, Device, device
-from ._gpu import Host, serve
+from ._device import CTA, Device, device, found_by
+from ._gpu import Host, current, serve
 from ._later import answers_come_later, answers_later, ask, count_left_in
 from ._parts import list_parts
 from ._recording import Recording, graphs
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 
+found_by(current)
 _SMALL, _ONE = np.float32(1e-45), np.float32(1)  # too small to be normal
 _well: WeakSet[Device] = WeakSet()
 
@@ -44,8 +45,8 @@ def check_available() -> None:
     Raises:
         KernelUnavailable: They can not, or do not; the message names the fix.
     """
-    current = device()
-    if current in _well:
+    gpu = device()
+    if gpu in _well:
         return
     if ask("feedback", "find_flushed", 1, CTA, _SMALL, _ONE):
         raise KernelUnavailable(
@@ -55,4 +56,4 @@ def check_available() -> None:
             "or else ~/.cache/compressa), and let nothing add that option when they are compiled "
             "again"
         )
-    _well.add(current)
+    _well.add(gpu)

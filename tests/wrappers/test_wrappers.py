@@ -9,7 +9,8 @@ import torch
 
 from compressa.aggregators import State, World, build_aggregator
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.codecs import Bf16, Int4, Int8, NoCompression, OneBitSGD
+from compressa.codecs import Bf16, Int4, Int8, NoCompression, OneBitSGD, RandomK
+from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor
 from compressa.errors import ConfigError, StateError
 from compressa.parameters import Layout, ParameterInfo, Segment
@@ -77,6 +78,21 @@ def test_dense_below_leaves_vectors_to_powersgd() -> None:
     wrapper = DenseBelow(compressor=PowerSGD(), elems=5000)
     assert wrapper.for_parameter(BIAS) == PowerSGD()
     assert wrapper.for_parameter(WEIGHT) == NoCompression()
+
+
+def test_small_vectors_have_the_momentum_of_the_factors_they_travel_beside() -> None:
+    inner = MomentumCorrection(compressor=PowerSGD())
+    dense = MomentumCorrection(compressor=NoCompression())
+    wrapper = DenseBelow(compressor=inner, elems=5000, dense=dense)
+    assert wrapper.for_parameter(BIAS) == inner
+    assert wrapper.for_parameter(WEIGHT) == dense
+
+
+def test_a_wrapper_says_what_the_inner_one_says_of_itself() -> None:
+    for wrapper in (Warmup(compressor=PowerSGD(), steps=3), Flushed(compressor=PowerSGD())):
+        assert wrapper.built_in_feedback
+    assert not Warmup(compressor=Int8(), steps=3).built_in_feedback
+    assert Shrunk(codec=RandomK(unbiased=True)).takes_half
 
 
 def test_warmup_switches_at_its_step_and_resolves_what_it_wraps() -> None:

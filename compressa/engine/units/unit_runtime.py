@@ -13,7 +13,7 @@ from compressa.aggregators.base import Request, Rounds, StepContext, World
 from compressa.aggregators.single import build_aggregator
 from compressa.arrays import HALVES, as_array
 from compressa.collectives.base import Compute, Program
-from compressa.compressor import Compressor
+from compressa.compressor import Compressor, Wrapper
 from compressa.engine.units.round_plans import Carrier
 from compressa.engine.units.units import Unit
 from compressa.errors import StateError
@@ -233,8 +233,4 @@ def _box(x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
 
 def _label(compressor: Compressor) -> str:
     """Name the algorithm, not its wrapper."""
-    for wrapped in ("codec", "compressor"):
-        inner = getattr(compressor, wrapped, None)
-        if isinstance(inner, Compressor):
-            return _label(inner)
-    return compressor.name
+    return _label(compressor.inner) if isinstance(compressor, Wrapper) else compressor.name
