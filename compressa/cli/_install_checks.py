@@ -18,10 +18,6 @@ _NEEDED = (
     *("numpy", "numba", "annotated-types", "pydantic", "safetensors", "tomli-w", "typer", "rich"),
 )
 _DRIVER = Path("/proc/driver/nvidia/version")
-_OPTIONAL = {
-    "zstandard": ("entropy", "exchange.entropy_level"),
-    "mpi4py": ("mpi", 'exchange.transport = "mpi"'),
-}
 
 
 def packages() -> Iterator[Finding]:
@@ -80,8 +76,14 @@ def _needed() -> Finding:
 
 
 def _optional() -> Finding:
+    from compressa.transports.table import TRANSPORTS
+
     found, advice = [], []
-    for package, (extra, what_for) in _OPTIONAL.items():
+    optional = {"zstandard": ("entropy", "exchange.entropy_level")}
+    for name, row in TRANSPORTS.items():
+        if row.package:
+            optional[row.package] = (name, f'exchange.transport = "{name}"')
+    for package, (extra, what_for) in optional.items():
         version = _version(package)
         if version is None:
             advice.append(f"for {what_for}: pip install 'compressa[{extra}]'")
@@ -152,8 +154,10 @@ def _transports() -> Finding:
 
     missing = {name: row.missing() for name, row in TRANSPORTS.items()}
     usable = ", ".join(name for name, lack in missing.items() if not lack)
-    if missing["nccl"] and torch.cuda.device_count():
-        return noted("transports", usable, missing["nccl"])
+    kinds = {"cuda"} if torch.cuda.device_count() else set()
+    wanted = [lack for name, lack in missing.items() if TRANSPORTS[name].device in kinds and lack]
+    if wanted:
+        return noted("transports", usable, "; ".join(wanted))
     return Finding("transports", usable)
 
 

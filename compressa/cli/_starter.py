@@ -17,7 +17,7 @@ _FAR_MS = 10.0
 _SETTINGS: dict[str, list[tuple[str, int | float, str]]] = {
     "int8": [("block", 256, "elements that share a scale; fewer lose less and send more")],
     "int4": [("block", 128, "elements that share a scale; fewer lose less and send more")],
-    "powersgd": [("approx_rank", 4, "of the factors; more keep more of a gradient and send more")],
+    "powersgd": [("rank", 4, "of the factors; more keep more of a gradient and send more")],
     "topk": [("density", 0.01, "share of the elements that is sent; the rest is sent later")],
 }
 """What to turn first, at its default."""

@@ -34,7 +34,7 @@ from compressa.config.base import Section
 from compressa.errors import ConfigError
 
 # In a user's file no other rank can be meant; in code a rank is a process.
-_ALIASES = {"approx_rank": AliasChoices("approx_rank", "rank")}
+_ALIASES = {"approx_rank": "rank"}
 
 
 class CompressorChoice(Section):
@@ -57,6 +57,16 @@ class CompressorChoice(Section):
         # As attributes: a dump would turn a nested value into a mapping.
         values = {name: value for name, value in self if name != "name"}
         return self.row.compressor(**values)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe other names, too, of which pydantic names one."""
+        found = handler(schema)
+        settings = handler.resolve_ref_schema(found).get("properties", {})
+        settings |= {new: settings[name] for name, new in _ALIASES.items() if name in settings}
+        return found
 
     @model_validator(mode="after")
     def _check(self) -> CompressorChoice:
@@ -84,7 +94,7 @@ def choice_model(name: str, entry: Entry) -> type[CompressorChoice]:
             Field(
                 _default(field),
                 description=texts.get(field.name),
-                validation_alias=_ALIASES.get(field.name),
+                validation_alias=_alias(field.name),
             ),
         )
         for field in dataclasses.fields(entry.compressor)
@@ -104,6 +114,10 @@ def choice_model(name: str, entry: Entry) -> type[CompressorChoice]:
 def choice(name: str) -> CompressorChoice:
     """Return the choice of a compressor with its default hyper-parameters."""
     return CHOICES[name].model_validate({"name": name})
+
+
+def _alias(name: str) -> AliasChoices | None:
+    return AliasChoices(name, _ALIASES[name]) if name in _ALIASES else None
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -64,3 +64,11 @@ class FirstBucket:
             # At the line that calls `optimizer.step()`, past torch's own wrapper of it.
             said = _PASSED_BY if models else _NOT_REGISTERED
             warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+
+def only_watches(hook: Callable[..., Any]) -> bool:
+    """Whether a hook of optimizers' steps is a `FirstBucket`'s, which changes nothing.
+
+    One that waits for a model's first bucket, or has spoken, may stay for as long as the process.
+    """
+    return isinstance(getattr(hook, "__self__", None), FirstBucket)

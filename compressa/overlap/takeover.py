@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import chain
 from types import MethodType
 from typing import Any
 
 import torch
 from torch.optim import optimizer as torch_optimizer
+
+from compressa.hooks.first_bucket import only_watches
 
 _UNFIT = (torch.optim.LBFGS,)
 
@@ -78,12 +81,13 @@ class Takeover:
     def reason_to_step_at_once(self) -> str:
         """Return why a step must be done as a whole and now, or nothing."""
         optimizer = self._optimizer
-        if (
-            optimizer._optimizer_step_pre_hooks
-            or optimizer._optimizer_step_post_hooks
-            or torch_optimizer._global_optimizer_pre_hooks
-            or torch_optimizer._global_optimizer_post_hooks
-        ):
+        hooks = chain(
+            optimizer._optimizer_step_pre_hooks.values(),
+            optimizer._optimizer_step_post_hooks.values(),
+            torch_optimizer._global_optimizer_pre_hooks.values(),
+            torch_optimizer._global_optimizer_post_hooks.values(),
+        )
+        if not all(map(only_watches, hooks)):
             return "hooks of the optimizer's step"
         if hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"):
             return "a loss scaler within the step"

@@ -102,7 +102,10 @@ def configuration(path: Keys, value: Any) -> dict[str, Any]:
     """A configuration in which a number has a value."""
     if path[0] in COMPRESSORS:
         more = _TOGETHER.get(".".join(path), {}).get("compressor", {})
-        return settings({**settings(path[0])["compressor"], **more, path[1]: value})
+        own = {**settings(path[0])["compressor"], **more}
+        if path[1] == "rank":
+            del own["approx_rank"]  # of which it is another name
+        return settings({**own, path[1]: value})
     if path[0] == "rules":
         of = [value] if path[-1] == "shape" else value
         rule = {"match": {path[-1]: of}, "compressor": {"name": "int8"}}

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from compressa import OverlappedDataParallel, StateError
+from compressa.hooks.first_bucket import FirstBucket
 
 Loss = Callable[[nn.Module], torch.Tensor]
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
@@ -425,6 +426,18 @@ def test_each_gradient_is_cut_by_itself_at_its_update() -> None:
         model.flush()
     for parameter, start in zip(net.parameters(), before, strict=True):
         assert float((parameter.detach() - start).norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_updates_wait_though_a_hook_of_another_model_is_watched_for_its_first_bucket() -> None:
+    other, net = build(plain_mlp), build(plain_mlp)
+    watch = FirstBucket(lambda: [other])
+    try:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with held(net, optimizer) as (model, _):
+            train(model, optimizer, losses(2))
+            assert model.overlap_ended == {}
+    finally:
+        watch.came()
 
 
 @pytest.mark.parametrize("what", ["a closure", "hooks of the optimizer's step"])
