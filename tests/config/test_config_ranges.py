@@ -104,7 +104,7 @@ def configuration(path: Keys, value: Any) -> dict[str, Any]:
         more = _TOGETHER.get(".".join(path), {}).get("compressor", {})
         own = {**settings(path[0])["compressor"], **more}
         if path[1] == "rank":
-            del own["approx_rank"]  # of which it is another name
+            own.pop("approx_rank", None)  # of which it is another name
         return settings({**own, path[1]: value})
     if path[0] == "rules":
         of = [value] if path[-1] == "shape" else value
