@@ -94,7 +94,12 @@ class Accumulator(ABC):
         """Whether any of the calls below, for so many, is faster than handing it to a thread."""
 
     def cut(self, span: Span, parts: int) -> tuple[Span, ...]:
-        """Cut a span into nearly equal parts, some of which may be empty."""
+        """Cut a span into nearly equal parts, some of which may be empty.
+
+        Args:
+            span: It begins at a multiple of `align_elems`; so does each part that is not empty.
+            parts: How many.
+        """
         return span.cut(parts, self.align_elems)
 
     @abstractmethod
@@ -109,6 +114,10 @@ class Accumulator(ABC):
         """Return the values so far, for ranks that hold the same from then on.
 
         If the message is lossy, this rank goes on with what it decodes to, as they do.
+
+        Args:
+            span: Which values.
+            author: In whose name the message is made.
         """
 
     @abstractmethod
@@ -119,12 +128,22 @@ class Accumulator(ABC):
 
         It is taken from the first to the last, so that ranks that name the same order get the same
         bits. What `before` holds may be overwritten.
+
+        Args:
+            span: Which values.
+            after: Messages that others gave of the span, in the order in which they are added.
+            before: Likewise, of those whose values come before this rank's own.
         """
 
     def check(  # noqa: B027 - plain values are always in order
         self, span: Span, message: torch.Tensor, sender: int
     ) -> None:
         """Look at what another rank gives or shares, before it is added or held.
+
+        Args:
+            span: Of which values.
+            message: 1-D uint8, as it came: at most `capacity_bytes(span)` long.
+            sender: The rank that it came from.
 
         Raises:
             PayloadError: It can not be what the sender owes.

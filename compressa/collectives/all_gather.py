@@ -39,7 +39,12 @@ class AllGatherAlgorithm(NamedTuple):
     symmetric: Symmetry
 
     def stages(self, size_bytes: int, ranks: int) -> list[Stage]:
-        """Return what each exchange costs, for payloads of so many bytes of so many ranks."""
+        """Return what each exchange costs, in their order.
+
+        Args:
+            size_bytes: Of one rank's payload, at most.
+            ranks: How many have one, at least 1.
+        """
         return [_stage(hop, size_bytes) for hop in self.hops(0, ranks)]
 
     def joins(self, ranks: int) -> bool:

@@ -23,5 +23,10 @@ def all_reduce(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """Return what a ring of the backend's would send, in one go, for a sum of `size_bytes`."""
+    """Return one stage: all that a ring of the backend's would send for a sum.
+
+    Args:
+        size_bytes: Of the values that are summed, as many on each rank.
+        ranks: How many sum them, at least 1.
+    """
     return [Stage(2 * (ranks - 1), 2 * (size_bytes * (ranks - 1) // ranks))]

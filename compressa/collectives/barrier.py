@@ -30,5 +30,9 @@ def barrier(group: RankGroup, device: torch.device) -> Program[None]:
 
 
 def stages(ranks: int) -> list[Stage]:
-    """Return what each hop costs: a message of one byte."""
+    """Return what each hop costs, a message of one byte; none for one rank.
+
+    Args:
+        ranks: How many wait for each other, at least 1.
+    """
     return [Stage(1, 1)] * hops(ranks)

@@ -39,7 +39,16 @@ def broadcast(data: torch.Tensor, group: RankGroup, k: int) -> Program[None]:
 
 
 def stages(size_bytes: int, ranks: int, k: int) -> list[Stage]:
-    """Return what each hop costs, for a broadcast of `size_bytes` to so many `ranks`."""
+    """Return what each hop of a broadcast costs, in their order; none for one rank.
+
+    Args:
+        size_bytes: Of what is brought.
+        ranks: How many hold it in the end, the first member included; at least 1.
+        k: As of `broadcast`.
+
+    Raises:
+        ValueError: k is less than 2.
+    """
     messages = [min(k - 1, (ranks - 1) // width) for width in _widths(ranks, k)]
     return [Stage(count, count * size_bytes) for count in messages]
 

@@ -147,7 +147,14 @@ def _feed(
 
 
 def stages(size_bytes: int, ranks: int, sources: int, rounds: int) -> list[Stage]:
-    """Return what each hop costs, for a broadcast of `size_bytes` to so many `ranks`."""
+    """Return what each hop of a broadcast costs, in their order; none if all ranks are sources.
+
+    Args:
+        size_bytes: Of what is brought.
+        ranks: How many hold it in the end, the sources included.
+        sources: How many of them hold it before, 1 at least.
+        rounds: G, 1 at least.
+    """
     ring = _Ring.of(ranks, sources, rounds)
     chunk = size_bytes / max(1, rounds * ring.receivers)
     plain, last = Stage(1, chunk), Stage(2, chunk + 1)

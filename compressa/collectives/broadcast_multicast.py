@@ -55,11 +55,14 @@ class Sender(ABC):
 
         Args:
             bucket: Tells these bytes from others.
-            data: uint8, all of them.
-            numbers: Which packets of theirs.
+            data: 1-D uint8, contiguous, on the CPU: all of them.
+            numbers: Which packets of theirs, in the order in which they leave; at least one.
 
         Returns:
-            How many of `numbers` were sent, from the first.
+            How many of `numbers` were sent, from the first; at least one.
+
+        Raises:
+            TransportError: Packets can not be sent any more.
         """
 
     @abstractmethod
@@ -86,7 +89,7 @@ class Receiver(ABC):
 
         Args:
             bucket: Tells these bytes from others.
-            data: 1-D uint8 on the host, as long as the sender's.
+            data: 1-D uint8, contiguous, on the CPU, as long as the sender's.
         """
 
     @abstractmethod
@@ -95,7 +98,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def forget(self, bucket: int) -> None:
-        """Write to that memory no more."""
+        """Write to the memory of a bucket no more, if it was expected."""
 
     @property
     @abstractmethod
@@ -109,14 +112,14 @@ def send(
     """Bring bytes to others.
 
     Args:
-        data: uint8, on the host.
+        data: 1-D uint8, contiguous, on the CPU.
         bucket: Tells these bytes from others.
         size: Number of ranks.
         receivers: Who asks for them.
         sender: Sends the packets.
 
     Raises:
-        TransportError: Somebody hears nothing.
+        TransportError: Somebody hears nothing, or `sender` fails.
         PayloadError: Somebody asks for what there is not.
     """
     yield Exchange({}, {rank: torch.empty(1, dtype=torch.uint8) for rank in receivers})
@@ -149,7 +152,7 @@ def receive(
     """Hear bytes that another rank sends; see `send`.
 
     Args:
-        data: uint8, on the host; overwritten.
+        data: 1-D uint8, contiguous, on the CPU, as long as the source's; overwritten.
         bucket: As the source's.
         size: Number of ranks.
         source: The rank that sends.

@@ -38,7 +38,13 @@ def broadcast(data: torch.Tensor, group: RankGroup, chunks: int) -> Program[None
 
 
 def stages(size_bytes: int, ranks: int, chunks: int) -> list[Stage]:
-    """Return what each hop costs, for a broadcast of `size_bytes` to so many `ranks`."""
+    """Return what each hop of a broadcast costs, in their order; none for one rank.
+
+    Args:
+        size_bytes: Of what is brought.
+        ranks: How many hold it in the end, the first member included; at least 1.
+        chunks: K, into how many pieces it is cut; at least 1.
+    """
     return [Stage(1, size_bytes / chunks)] * (ranks - 2 + chunks if ranks > 1 else 0)
 
 

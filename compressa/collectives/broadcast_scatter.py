@@ -58,7 +58,12 @@ def _all_gather(data: torch.Tensor, group: RankGroup) -> Program[None]:
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """Return what each hop costs, for a broadcast of `size_bytes` to so many `ranks`."""
+    """Return what each hop of a broadcast costs, in their order; none for one rank.
+
+    Args:
+        size_bytes: Of what is brought.
+        ranks: How many hold it in the end, the first member included; at least 1.
+    """
     part = size_bytes / ranks
     widths = [1 << bit for bit in reversed(range(hops(ranks)))]
     scatter = [Stage(1, min(width, ranks - width) * part) for width in widths]

@@ -69,7 +69,12 @@ class Costs:
         return self.factor(name, size_bytes) * formula_s(link, name, size_bytes, ranks)
 
     def factor(self, name: str, size_bytes: int) -> float:
-        """Return how many times what a candidate's formula says it should take."""
+        """Return how many times what a candidate's formula says it should take.
+
+        Args:
+            name: The candidate; 1 where it was not measured.
+            size_bytes: Of the sum.
+        """
         return _factor(self.measured.get(name, ()), size_bytes)
 
     def best(self, size_bytes: int, ranks: int, *, backend: bool, busy_s: float = 0.0) -> str:

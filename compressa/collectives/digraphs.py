@@ -39,15 +39,24 @@ class Digraph:
         return len(self.meetings[0])
 
     def kept(self, rank: int, meeting: int) -> float:
-        """Return the share that a rank keeps."""
+        """Return the share of its values that a rank keeps, from 0 to 1.
+
+        Args:
+            rank: The rank.
+            meeting: Number of the meeting; they come again after the last of `meetings`.
+        """
         return self._shares(meeting)[rank].get(rank, 0.0)
 
     def receivers(self, rank: int, meeting: int) -> tuple[int, ...]:
-        """Return to which other ranks a rank sends, ascending."""
+        """Return to which other ranks a rank sends, ascending; arguments as of `kept`."""
         return tuple(sorted(self._shares(meeting)[rank].keys() - {rank}))
 
     def senders(self, rank: int, meeting: int) -> dict[int, float]:
-        """Return from which other ranks a rank hears, ascending, and the share of theirs."""
+        """Return from which other ranks a rank hears; arguments as of `kept`.
+
+        Returns:
+            By sender, in ascending order of senders: the share of the sender's values that comes.
+        """
         shares = enumerate(self._shares(meeting))
         return {peer: own[rank] for peer, own in shares if rank in own and peer != rank}
 

@@ -46,7 +46,14 @@ class Graph:
         return len(self.weights)
 
     def neighbours(self, rank: int) -> dict[int, float]:
-        """Return the weight of each other rank that a rank averages with, ascending."""
+        """Return with whom a rank averages, and with which weights.
+
+        Args:
+            rank: i, from 0 to `size` - 1.
+
+        Returns:
+            By rank j other than i, in ascending order of j: w_ij, where it is not 0.
+        """
         row = enumerate(self.weights[rank])
         return {peer: weight for peer, weight in row if weight and peer != rank}
 
@@ -173,7 +180,12 @@ def _fault(weights: Matrix) -> str:
 
 
 def reached_from(rank: int, weights: Matrix) -> set[int]:
-    """Return the ranks to which a way leads from one, along weights of its row that are not 0."""
+    """Return the ranks to which a way leads from one, itself included.
+
+    Args:
+        rank: Where ways begin.
+        weights: By row: from rank i a way leads to each j whose weight in row i is not 0.
+    """
     reached, found = {rank}, [rank]
     while found:
         row = weights[found.pop()]

@@ -57,7 +57,12 @@ def _aligned(spans: Sequence[Span], index: int, width: int) -> Sequence[Span]:
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
+    """Return what each hop of a sum costs, in their order; none for one rank.
+
+    Args:
+        size_bytes: Of the values that are summed, as many on each rank.
+        ranks: How many sum them, at least 1.
+    """
     parts = [size_bytes / (2 << hop) for hop in range(lg_core(ranks))]
     halving = [Stage(1, part, part) for part in parts]
     doubling = [Stage(1, part) for part in reversed(parts)]

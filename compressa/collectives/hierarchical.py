@@ -176,12 +176,12 @@ def stages(
 ) -> tuple[list[Stage], list[Stage]]:
     """Return what the hops within a host cost, and what those between hosts do.
 
+    Hosts of unequal size are not in step, so that the time of both is only near what it takes.
+
     Args:
-        size_bytes: Of the sum.
+        size_bytes: Of the values that are summed, as many on each rank.
         topology: Which ranks share a host.
         across: Sums between hosts.
-
-    Hosts of unequal size are not in step, so that the time of both is only near what it takes.
     """
     hosts = len(topology.hosts)
     if topology.equal:
@@ -191,6 +191,11 @@ def stages(
 
 
 def in_order(inside: Sequence[Stage], outside: Sequence[Stage]) -> list[Stage]:
-    """Return all hops as they come: half of those inside, those between hosts, the other half."""
+    """Return all hops as they come: half of those inside, those between hosts, the other half.
+
+    Args:
+        inside: Hops within a host; an even number, as `stages` returns.
+        outside: Hops between hosts.
+    """
     half = len(inside) // 2
     return [*inside[:half], *outside, *inside[half:]]

@@ -47,7 +47,12 @@ class Hop(NamedTuple):
     def of(
         self, spans: Sequence[Span], group: RankGroup
     ) -> tuple[list[int], Spans, dict[int, Spans]]:
-        """Return `to`, `sent` and `heard` with ranks for members, and spans for their parts."""
+        """Return `to`, `sent` and `heard` with ranks for members, and spans for their parts.
+
+        Args:
+            spans: The part of each member, in the order of the group.
+            group: Whose members these are.
+        """
         part = spans.__getitem__
         heard = {group.at(index): tuple(map(part, whose)) for index, whose in self.heard.items()}
         return list(map(group.at, self.to)), tuple(map(part, self.sent)), heard
@@ -60,7 +65,14 @@ def idle(hops: int = 1) -> Program[None]:
 
 
 def give_hop(values: Accumulator, scratch: Scratch, peer: int, span: Span) -> Program[None]:
-    """Give the partial sum of a span to a rank, and hear nothing."""
+    """Give the partial sum of a span to a rank, and hear nothing.
+
+    Args:
+        values: What is summed.
+        scratch: As of `reduce_hop`; nothing comes into it.
+        peer: The rank that it is given to, and that takes it by `reduce_hop`.
+        span: Which of it; another's to sum from then on.
+    """
     return reduce_hop(values, scratch, {peer: span}, span)
 
 
@@ -81,6 +93,9 @@ def reduce_hop(
         span: What is added to, and given by others.
         after: Ranks whose values come after this rank's own in the sum, in order.
         before: Those whose values come before.
+
+    Raises:
+        PayloadError: What comes can not be a partial sum of the span.
     """
 
     def give() -> dict[int, torch.Tensor]:

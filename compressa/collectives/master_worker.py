@@ -30,7 +30,12 @@ def all_reduce(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
+    """Return what each hop of a sum costs, in their order; none for one rank.
+
+    Args:
+        size_bytes: Of the values that are summed, as many on each rank.
+        ranks: How many sum them, at least 1.
+    """
     workers = ranks - 1
     port = workers * size_bytes
     return [Stage(workers, port, port, "in"), Stage(workers, port, way="out")] if workers else []

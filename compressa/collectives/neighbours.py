@@ -36,5 +36,10 @@ def neighbours(
 
 
 def stages(size_bytes: int, peers: int) -> list[Stage]:
-    """Return what it costs: see `compressa.collectives.cost`."""
+    """Return what its one exchange costs; nothing without peers.
+
+    Args:
+        size_bytes: Of one payload, at most.
+        peers: To how many ranks it is sent, at most.
+    """
     return [Stage(peers, peers * size_bytes)] if peers else []

@@ -27,17 +27,38 @@ def pass_hop(
 
 
 def cuts(size_bytes: int, parts: int) -> tuple[Span, ...]:
-    """Cut so many bytes into nearly equal parts, on multiples of 64."""
+    """Cut so many bytes into nearly equal parts, some of which may be empty.
+
+    Args:
+        size_bytes: How many.
+        parts: How many parts; they begin at multiples of 64 bytes.
+    """
     return Span(0, size_bytes).cut(parts, _ALIGN_BYTES)
 
 
 def cut(data: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    """Cut memory the same way."""
+    """Cut memory as `cuts` does.
+
+    Args:
+        data: 1-D uint8.
+        parts: How many parts.
+
+    Returns:
+        Views of `data`, in order.
+    """
     return [data[span.start : span.stop] for span in cuts(data.numel(), parts)]
 
 
 def check_sources(group: RankGroup, sources: Sequence[int]) -> None:
-    """Raise ValueError unless they are different members of the group, and one at least."""
+    """Refuse sources that are not different members of a group, or none.
+
+    Args:
+        group: Who takes part.
+        sources: Indices in the group, not ranks.
+
+    Raises:
+        ValueError: There is none, one is no member, or one is there twice.
+    """
     if (
         not sources
         or len(set(sources)) < len(sources)

@@ -34,6 +34,15 @@ def reduce_scatter(
     """Sum one span for each member of the group: afterwards it holds the sum of its own.
 
     The sum begins at the member after its owner's, and goes on in the order of the ring.
+
+    Args:
+        values: What is summed, in place; of others' spans a part of the sum is left.
+        spans: One for each member, in the order of the group.
+        group: Who takes part.
+        scratch: Memory for what comes in.
+
+    Raises:
+        PayloadError: What comes can not be a partial sum of its span.
     """
     after, before = group.at(group.index + 1), group.at(group.index - 1)
     for hop in range(1, group.size):
@@ -66,6 +75,11 @@ def all_gather(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
+    """Return what each hop of a sum costs, in their order; none for one rank.
+
+    Args:
+        size_bytes: Of the values that are summed, as many on each rank.
+        ranks: How many sum them, at least 1.
+    """
     part = size_bytes / ranks
     return [Stage(1, part, part)] * (ranks - 1) + [Stage(1, part)] * (ranks - 1)

@@ -63,7 +63,15 @@ def side_by_side(sizes: Sequence[int]) -> tuple[list[int], int]:
 def zeros_side_by_side(
     sizes: Sequence[int], device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Allocate parts of these sizes in bytes, zeroed; return all of their memory, and each."""
+    """Allocate several parts in one memory, zeroed; see `side_by_side`.
+
+    Args:
+        sizes: Of each part, in bytes.
+        device: Where the memory is.
+
+    Returns:
+        All of it, 1-D uint8; and a view for each part, as long as its size.
+    """
     firsts, end = side_by_side(sizes)
     memory = torch.zeros(end, dtype=torch.uint8, device=device)
     return memory, _parts(memory, firsts, sizes)

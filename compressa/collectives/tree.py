@@ -27,7 +27,17 @@ def all_reduce(
 
 
 def reduce(values: Accumulator, span: Span, group: RankGroup, scratch: Scratch) -> Program[None]:
-    """Sum a span over the group: its first member holds the sum afterwards, the others a part."""
+    """Sum a span over the group: its first member holds the sum afterwards, the others a part.
+
+    Args:
+        values: What is summed, in place.
+        span: Which of it.
+        group: Who takes part.
+        scratch: Memory for what comes in.
+
+    Raises:
+        PayloadError: What comes can not be a partial sum of the span.
+    """
     for bit in range(hops(group.size)):
         mask = 1 << bit
         if group.index % mask:
@@ -70,12 +80,21 @@ def broadcast(
 
 
 def hops(ranks: int) -> int:
-    """Hops from the root to all: the logarithm, rounded up."""
+    """Return how many hops lead from the root to all: lg P, rounded up.
+
+    Args:
+        ranks: P, at least 1.
+    """
     return (ranks - 1).bit_length()
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
+    """Return what each hop of a sum costs, in their order; none for one rank.
+
+    Args:
+        size_bytes: Of the values that are summed, as many on each rank.
+        ranks: How many sum them, at least 1.
+    """
     branches = [min(1 << hop, ranks - (1 << hop)) for hop in range(hops(ranks))]
     reducing = [Stage(1, size_bytes, size_bytes, "in", hops(branch)) for branch in branches]
     return reducing + [Stage(1, size_bytes, way="out")] * len(branches)
