@@ -58,7 +58,16 @@ class KernelThreads:
             _enlisted.threads = before
 
     def run(self, work: Work, slices: list[tuple[int, int]]) -> None:
-        """Do all slices, on this thread and on whichever is idle."""
+        """Do all slices, on this thread and on whichever is idle; blocks until all are done.
+
+        Args:
+            work: Called once with the bounds of each slice, from several threads at a time.
+            slices: Of each, the first element and one past the last; see `cut`.
+
+        Raises:
+            Exception: What `work` raised, on whichever thread. That thread took no more slices,
+                so that some may be left undone.
+        """
         remaining = iter(slices)  # next() on a list's iterator is atomic
 
         def take() -> None:
@@ -77,7 +86,15 @@ class KernelThreads:
                 raise error
 
     def cut(self, size: int, multiple: int) -> list[tuple[int, int]]:
-        """Cut `size` elements on multiples of `multiple` into slices worth handing out."""
+        """Cut an array into slices worth handing out.
+
+        Args:
+            size: Number of elements.
+            multiple: Slices begin on multiples of this.
+
+        Returns:
+            Of each slice, the first element and one past the last.
+        """
         step = max(_LEAST_ELEMS, -(-size // (_SLICES_PER_THREAD * self._threads)))
         step = -(-step // multiple) * multiple
         return [(low, min(low + step, size)) for low in range(0, size, step)]

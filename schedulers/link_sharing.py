@@ -62,7 +62,7 @@ class Line:
 
     @property
     def first(self) -> Claim | None:
-        """Who sends."""
+        """The claim of the job that sends; None where the line is empty."""
         return self.claims[0] if self.claims else None
 
     def has(self, job: str) -> bool:
@@ -93,11 +93,21 @@ class Watch:
     since_s: float = 0.0
 
     def saw(self, line: Line, now_s: float) -> Watch:
-        """Return what is known after another look at the line, by the watcher's clock."""
+        """Return what is known after another look at the line.
+
+        Args:
+            line: As it is now.
+            now_s: By the watcher's clock, as `since_s`.
+        """
         return self if line.first == self.first else Watch(line.first, now_s)
 
     def moved(self, line: Line, now_s: float) -> Line:
-        """Return the line, without its first if that has been there for longer than it may."""
+        """Return the line, without its first if that has been there for longer than it may.
+
+        Args:
+            line: As it is now.
+            now_s: By the watcher's clock, as `since_s`.
+        """
         first = line.first
         late = first is not None and first == self.first and now_s - self.since_s > first.hold_s
         return Line(line.claims[1:]) if late else line

@@ -134,8 +134,10 @@ class Matrix:
     def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> F32:
         """Return g, which will become M = g + e; M = g while the residual waits.
 
-        It is float32[rows, columns], in the memory of the unit's gradient, which is 1-D. Where the
-        step holds zeros, a gradient of zeros has the residual wait.
+        Args:
+            gradients: The unit's, one a segment: 1-D, contiguous; the matrix's own is float32, and
+                g is its memory as float32[rows, columns].
+            context: The step. Where it holds zeros, a gradient of zeros has the residual wait.
         """
         g = gradients[self.gradient]
         self.held = held_back(g, context)
@@ -157,7 +159,7 @@ class Matrix:
         lowrank.left_factor(g, q, p, **self._added(context))
 
     def right(self, g: F32, p: F32, q: F32, context: StepContext) -> None:
-        """Set g = M = g + e, and Q = M^T P; shapes as in `left`, Q overwritten."""
+        """Set g = M = g + e, and Q = M^T P. See `left`; `p` is read here, and `q` overwritten."""
         lowrank.right_factor(g, p, q, **self._added(context))
 
     def keep_rest(
@@ -224,7 +226,7 @@ class Directions:
         self.rows: F32 = as_array(self.values).reshape(*shape)
 
     def keep(self, factor: F32, verdicts: U32, context: StepContext) -> None:
-        """Keep a factor; a row that came out zero would stay zero for ever, and is drawn anew."""
+        """Keep a factor, shaped as `rows`, but for zero rows; see `lowrank.keep_directions`."""
         noise = self._noise._replace(step=context.step + 1)
         lowrank.keep_directions(factor, self.rows, verdicts, noise)
 
@@ -251,9 +253,9 @@ class FactorSum:
         world: Rank and size.
 
     Attributes:
-        values: One 1-D view for each factor.
-        factors: The same, as 2-D arrays.
-        vectors: One 1-D view each.
+        values: By factor, its part of the buffer: float32[approx_rank * length].
+        factors: The same as arrays, float32[approx_rank, length].
+        vectors: By vector, its part: float32, as long as the vector.
     """
 
     def __init__(
@@ -287,7 +289,7 @@ class FactorSum:
         return AllReduce(DenseValues(self._buffer), self._scratch)
 
     def judge(self, i: int) -> U32:
-        """Find out whether a mean is finite, and which of its rows are zeros."""
+        """Return uint32[approx_rank]: `lowrank.judge_rows` of mean i; the next overwrites it."""
         lowrank.judge_rows(self.factors[i], self._verdicts[i])
         return self._verdicts[i]
 
@@ -304,9 +306,9 @@ class Side:
         world: Rank, size, seed and state.
 
     Attributes:
-        directions: The kept factors.
-        sums: The buffer of means.
-        own: This rank's own factors of the step under way.
+        directions: By matrix, the kept factor; its `rows` are shaped as in `own`.
+        sums: Of the means: of each matrix's factor, shaped as in `own`, and of each vector.
+        own: By matrix, this rank's factor of this step: float32[approx_rank, columns or rows].
     """
 
     def __init__(

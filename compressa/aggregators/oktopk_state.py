@@ -39,7 +39,13 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, elems: int, kept: int, ranks: int) -> Limits:
-        """Work them out."""
+        """Work them out.
+
+        Args:
+            elems: n, elements of the scope.
+            kept: k, how many of them are sent; at most n.
+            ranks: Number of ranks.
+        """
         return cls(elems, kept, min(kept, max(1, UNEVEN * kept // ranks)))
 
     @property
@@ -111,13 +117,19 @@ class ScopeState:
         return float(self._agreed[1])
 
     def due(self, step: int, threshold_steps: int, region_steps: int) -> Due:
-        """Say what is to be estimated in a step: at its time, or because it is not known."""
+        """Say what is to be estimated in a step: at its time, or because it is not known.
+
+        Args:
+            step: Optimizer step.
+            threshold_steps: Every how many steps both thresholds are; at least 1.
+            region_steps: Every how many steps the regions are; at least 1.
+        """
         new = int(self._agreed[0]) != self._ranks
         soon, unknown = new or step % threshold_steps == 0, self.threshold == 0.0
         return Due(soon, soon or unknown, new or unknown or step % region_steps == 0)
 
     def regions(self) -> tuple[Span, ...]:
-        """The owners' regions: equal ones until knots are known."""
+        """Return the regions of all ranks, side by side: equal ones until knots are known."""
         ranks, elems = self._ranks, self.limits.elems
         if int(self._agreed[0]) != ranks:
             edges = [elems * r // ranks for r in range(ranks + 1)]
@@ -127,7 +139,15 @@ class ScopeState:
         return tuple(itertools.starmap(Span, itertools.pairwise(edges)))
 
     def select(self, due: Due) -> Entries:
-        """Choose what reaches this rank's threshold; of more than k elements, the k largest."""
+        """Choose what reaches this rank's threshold; of more than k elements, the k largest.
+
+        Args:
+            due: If `local`, the k largest are chosen whatever they are. Then, and wherever k are
+                chosen, the smallest of their magnitudes is this rank's threshold from now on.
+
+        Returns:
+            The front of `selected`: what was chosen of the residual.
+        """
         indices, values = self.selected
         threshold = 0.0 if due.local else float(self._local[0])
         count = select_above(as_array(self.residual), threshold, indices, values)
@@ -137,14 +157,25 @@ class ScopeState:
         return self.selected.part(0, count)
 
     def agree(self, threshold: float, knots: Sequence[int] | None) -> None:
-        """Keep what all ranks have worked out alike."""
+        """Keep what all ranks have worked out alike.
+
+        Args:
+            threshold: The magnitude that sums must reach from the next step on.
+            knots: KNOTS - 1 numbers of elements, rising: where all parts but the first begin; None
+                to keep those that there are.
+        """
         self._agreed[0] = self._ranks
         self._agreed[1] = threshold
         if knots is not None:
             self._agreed[2:] = knots
 
     def take(self, out: torch.Tensor, sent: int) -> None:
-        """Take out of the residual what was sent and delivered, that is, where `out` is not 0."""
+        """Take out of the residual what was sent and delivered, that is, where `out` is not 0.
+
+        Args:
+            out: float32[n], the mean that this step delivers.
+            sent: How many of `selected`, from the first, this rank has sent.
+        """
         self._sent = sent
         positions, taken = self._sending()
         positions.copy_(torch.from_numpy(self.selected.indices[:sent].view(np.int32)))
@@ -156,7 +187,7 @@ class ScopeState:
         self.residual.index_add_(0, positions, taken, alpha=-1.0)  # p - p = 0
 
     def undo(self) -> None:
-        """Put it back."""
+        """Put back what the last `take` took out of the residual."""
         self.residual.index_add_(0, *self._sending())
         self._sent = 0
 
@@ -169,6 +200,15 @@ def between(knots: Sequence[int], numerator: int, denominator: int) -> int:
     """Return the place of numerator / denominator on a line through knots 0, 1, 2 and so on.
 
     In whole numbers: it is the same on every processor.
+
+    Args:
+        knots: The places of 0, 1, 2 and so on, rising.
+        numerator: At least 0.
+        denominator: At least 1; the fraction is at most the number of the last knot.
+
+    Example:
+        >>> between([0, 10, 40], 3, 2)
+        25
     """
     before, rest = divmod(numerator, denominator)
     if not rest:

@@ -133,18 +133,44 @@ class RotatedPayloads:
         self._most = size * levels
 
     def seal(self, shard: int, payload: torch.Tensor, context: StepContext) -> None:
-        """Write the header of a shard's payload, whose body is written."""
+        """Write the header of a shard's payload, whose body is written.
+
+        Args:
+            shard: Number of its owner.
+            payload: uint8, as long as `sent_bytes` or `sealed_bytes` of the shard; header and body.
+            context: The step.
+        """
         write_header(payload, self._header(shard, payload.numel(), context))
 
     def check_codes(
         self, shard: int, payload: torch.Tensor, context: StepContext, sender: int
     ) -> None:
-        """Raise PayloadError unless they are what `sender` owes the owner."""
+        """Refuse codes that are not what a rank owes the owner of a shard.
+
+        Args:
+            shard: Number of its owner.
+            payload: uint8, as it came; its header and length are looked at, not its codes.
+            context: The step.
+            sender: The rank that it came from.
+
+        Raises:
+            PayloadError: The header is not that of the step, or the length is not `sent_bytes`.
+        """
         header = self._header(shard, self.sent_bytes[shard], context)
         check_header(payload, header, sender, exact=True)
 
     def check_sums(self, shard: int, payload: torch.Tensor, context: StepContext) -> None:
-        """Raise PayloadError unless they are what the owner owes."""
+        """Refuse sums that are not what the owner of a shard owes; waits for a GPU.
+
+        Args:
+            shard: Number of its owner.
+            payload: uint8, as it came.
+            context: The step.
+
+        Raises:
+            PayloadError: The header is not that of the step, the length is not `sealed_bytes`, or
+                a sum is above `size` times the largest integer.
+        """
         header = self._header(shard, self.sealed_bytes[shard], context)
         check_header(payload, header, shard, exact=True)
         if self._largest(payload) > self._most:
@@ -153,7 +179,11 @@ class RotatedPayloads:
             )
 
     def sums(self, payload: torch.Tensor) -> Sums:
-        """See the body of a payload as integers."""
+        """Return the body of a shard's payload of sums: uint8 or uint16, one for each coordinate.
+
+        Args:
+            payload: uint8, header and body; what is returned is its memory.
+        """
         body: npt.NDArray[np.uint8] = as_array(payload)[HEADER_BYTES:]
         return body.view(self._dtype)
 
@@ -203,7 +233,16 @@ class RotatedSum(ShardSum):
     def summed(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Add up the integers of all ranks' codes."""
+        """Add up the integers of all ranks' codes.
+
+        Args:
+            span: The own shard.
+            after: uint8, the checked payloads of codes of the ranks after this one.
+            before: Those of the ranks before it.
+
+        Returns:
+            `sealed`: the payload of the sums. The own shard's gradients hold the mean then.
+        """
         owner, sums = self.shards.owners[span], self.wire.sums(self.sealed)
         for i, payload in enumerate((*before, self.give(span), *after)):
             for part in self.wire.shards[owner]:
@@ -213,7 +252,11 @@ class RotatedSum(ShardSum):
         return self.sealed
 
     def take(self, shared: Sequence[tuple[Span, torch.Tensor]]) -> None:
-        """Write the means of shards to the gradients."""
+        """Write the means of shards to the gradients, times the loss scale.
+
+        Args:
+            shared: By shard, its span and the checked payload of its sums.
+        """
         for span, message in shared:
             sums = self.wire.sums(message)
             for part in self.wire.shards[self.shards.owners[span]]:

@@ -89,9 +89,10 @@ class ShardSum(Accumulator):
 
     Attributes:
         shards: Where it is cut.
-        messages: By owner, what this rank holds of a shard: its contribution, made beforehand; of
-            the own one the sum, when it is added up. The list is the sum's own.
-        gradients: The unit's; they hold the result when it is done.
+        messages: By owner, what this rank holds of a shard, 1-D uint8: its contribution, made
+            beforehand; of the own one the sum, when it is added up. The list is the sum's own.
+        gradients: The unit's, as of `Aggregator.run`: 1-D, contiguous, one a segment. They hold the
+            result when it is done.
         context: The step.
     """
 
@@ -143,4 +144,13 @@ class ShardSum(Accumulator):
     def summed(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Sum the own shard as `add` says; return the message of the sum."""
+        """Sum the own shard.
+
+        Args:
+            span: The own shard.
+            after: 1-D uint8, what the ranks after this one gave, in their order; it was checked.
+            before: Likewise, of the ranks before it.
+
+        Returns:
+            The message of the sum, 1-D uint8, at most `capacity_bytes(span)` long.
+        """

@@ -48,7 +48,7 @@ class Entries(NamedTuple):
 
     @classmethod
     def room(cls, count: int) -> Entries:
-        """Memory for so many."""
+        """Return memory for so many elements, on the CPU; zeros."""
         return cls(np.zeros(count, np.uint32), np.zeros(count, np.float32))
 
     @property
@@ -57,11 +57,24 @@ class Entries(NamedTuple):
         return self.indices.size
 
     def part(self, start: int, stop: int) -> Entries:
-        """The elements from one place in the list to another."""
+        """Return the elements from one place in the list to another, in the same memory.
+
+        Args:
+            start: The first.
+            stop: One past the last.
+        """
         return Entries(self.indices[start:stop], self.values[start:stop])
 
     def put(self, start: int, others: Entries) -> int:
-        """Copy others to a place in this list, which they may overlap; return where they end."""
+        """Copy others to a place in this list, which they may overlap.
+
+        Args:
+            start: The place of the first.
+            others: All of them must fit.
+
+        Returns:
+            One past the place of the last.
+        """
         stop = start + others.elems
         self.indices[start:stop], self.values[start:stop] = others
         return stop
@@ -82,7 +95,12 @@ def padded(size_bytes: int) -> int:
 
 
 def entries_bytes(most: int, elems: int) -> int:
-    """Return the most bytes of up to `most` elements that lie in any range of `elems` or fewer."""
+    """Return the most bytes that some elements take in a message, their number included.
+
+    Args:
+        most: How many they may be.
+        elems: How many elements the range may have in which they lie.
+    """
     # Of all formats this one alone never shrinks as the range or the number grows.
     return _FIELD_BYTES + padded(SparseForm("", indices="bits").bytes(most, elems))
 
@@ -104,7 +122,7 @@ class Writer:
         self.end = HEADER_BYTES
 
     def array(self, values: npt.NDArray[Any]) -> None:
-        """Write numbers."""
+        """Write numbers, as a field of their own: 1-D, contiguous, of any dtype."""
         self._room(values.nbytes)[:] = values.view(np.uint8)
 
     def number(self, value: int) -> None:
@@ -112,7 +130,12 @@ class Writer:
         self.array(np.array([value], np.uint32))
 
     def entries(self, entries: Entries, span: Span) -> None:
-        """Write elements that lie in a range."""
+        """Write elements that lie in a range: their number, then, if any, values and indices.
+
+        Args:
+            entries: Their indices are those in the scope, increasing, and all in `span`.
+            span: The range, in the scope; messages count indices from its start.
+        """
         count = entries.elems
         self.number(count)
         if count:
@@ -213,16 +236,33 @@ class Envelope:
         return HEADER_BYTES + self.body_bytes
 
     def writer(self, buffer: torch.Tensor) -> Writer:
-        """Begin a message."""
+        """Begin a message in a buffer: uint8, at least `capacity_bytes` long."""
         return Writer(buffer, self.form)
 
     def seal(self, buffer: torch.Tensor, end: int, context: StepContext) -> torch.Tensor:
-        """Write the header of a message whose fields end at `end`, and return the message."""
+        """Write the header of a message, and return the message.
+
+        Args:
+            buffer: uint8; its fields are written.
+            end: `Writer.end`, one past the last byte of these.
+            context: The step.
+
+        Returns:
+            The first `end` bytes of `buffer`, in its memory.
+        """
         write_header(buffer, self._header(end - HEADER_BYTES, context))
         return buffer[:end]
 
     def open(self, message: torch.Tensor, context: StepContext, sender: int) -> Reader:
         """Check a message's header.
+
+        Args:
+            message: uint8, as it came.
+            context: The step.
+            sender: The rank that it came from.
+
+        Returns:
+            What reads its fields, from the first.
 
         Raises:
             PayloadError: It is not what `sender` owes for the step.

@@ -30,6 +30,9 @@ def to_nearest(others: int, levels: int) -> float:
     Args:
         others: Elements that share the scale, but for the largest.
         levels: Steps of the largest element.
+
+    Returns:
+        The noise, as of `compressa.bias.Biased`; a `Contraction` has it as 1 - delta.
     """
     ratio = others / (4.0 * levels**2)
     return ratio / (1.0 + ratio) * ROUNDING
@@ -41,6 +44,13 @@ def at_random(others: int, levels: float) -> float:
     The largest element is exact. Another one, of t steps, has a variance of t (1 - t) or less, so
     that omega is the least w with others t (1 - t) <= w (levels^2 + others t^2) for all t. Reached
     at t = 1 / (2 (1 + w)).
+
+    Args:
+        others: Elements that share the scale, but for the largest.
+        levels: Steps of the largest element; more than 0.
+
+    Returns:
+        omega, as of `compressa.bias.Unbiased`.
     """
     return (math.sqrt(1.0 + others / levels**2) - 1.0) / 2.0 * ROUNDING
 
@@ -50,6 +60,13 @@ def of_length(elems: int, levels: int) -> float:
 
     In steps, sum t^2 = levels^2. Up to a mean t of 1/2, sum t (1 - t) is largest where all are
     equal; beyond, each has a variance of at most 1/4, which multiples of 1/2 reach.
+
+    Args:
+        elems: Elements of the vector.
+        levels: Steps of its length; at least 1.
+
+    Returns:
+        omega, as of `compressa.bias.Unbiased`.
     """
     if elems < 4 * levels**2:
         return elems / (4.0 * levels**2) * ROUNDING

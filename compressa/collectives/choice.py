@@ -72,8 +72,8 @@ class Costs:
         """Return how many times what a candidate's formula says it should take.
 
         Args:
-            name: The candidate; 1 where it was not measured.
-            size_bytes: Of the sum.
+            name: The candidate. Where it was not measured, its formula counts: 1.
+            size_bytes: Of the sum; between two sizes that were measured, it is interpolated.
         """
         return _factor(self.measured.get(name, ()), size_bytes)
 

@@ -65,7 +65,12 @@ class DDPHook:
             self._early = EarlyGradients(parameters, self._send, lambda: self._engine.awaited())
 
     def expect(self, first: FirstBucket) -> None:
-        """Have something told when the first bucket comes."""
+        """Have something told of the first bucket; to be called once, before the first backward.
+
+        Args:
+            first: The next `submit` calls its `came`, on the thread of that backward; later ones
+                do not.
+        """
         self._first = first
 
     def owns(self, bucket: GradBucket) -> bool:
@@ -286,7 +291,15 @@ class AfterForward(ForwardHook):
 
 
 def ddp_hook(state: Reference, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The function that DDP calls with each bucket."""
+    """The function that DDP calls with each bucket.
+
+    Args:
+        state: What was registered with it; the hook must be alive.
+        bucket: Of the model of that hook.
+
+    Returns:
+        A future of the bucket's buffer, averaged in place; see `DDPHook.submit`.
+    """
     hook = state()
     assert hook is not None
     return hook.submit(bucket)

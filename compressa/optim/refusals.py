@@ -73,8 +73,12 @@ def check_parameters(
 def check_configuration(caller: str, config: Config) -> None:
     """Refuse settings that an optimizer which exchanges momenta can not follow.
 
+    Args:
+        caller: What was called.
+        config: The settings.
+
     Raises:
-        ConfigError: There is one.
+        ConfigError: `engine.recover` or `momentum.factor` is set.
     """
     if config.engine.recover:
         raise ConfigError(
@@ -94,7 +98,13 @@ def check_step(
     names: Mapping[torch.Tensor, str],
     trained: Mapping[str, torch.Tensor],
 ) -> None:
-    """Refuse gradients that can not be exchanged.
+    """Refuse gradients that can not be exchanged; before they are.
+
+    Args:
+        caller: What was called.
+        optimizer: Has `found_inf` where a `GradScaler` calls it.
+        names: Of all parameters of the optimizer, frozen ones too.
+        trained: By name, those that required a gradient when the optimizer was made.
 
     Raises:
         StateError: One is sparse, or of a parameter that was frozen; or losses are scaled.

@@ -161,7 +161,7 @@ class PhantomTransport(TaggedTransport):
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
-        """Have the port carry as many bytes."""
+        """Have the port carry as many bytes; see `TaggedTransport.send`."""
         size, began = buffer.numel(), None
         if self._on_sent is not None:
             began, sent = _noted(self._network, partial(self._on_sent, key), sent)
@@ -172,11 +172,22 @@ class PhantomTransport(TaggedTransport):
             self._port.send(peer, size, (key.step, priority), sent, arrive, began)
 
     def expects(self, sender: int, key: Key) -> bool:
-        """Whether a message is waited for."""
+        """Return whether a message is waited for.
+
+        Args:
+            sender: The rank that it is from.
+            key: Its name.
+        """
         return (sender, key) in self._expected
 
     def deliver(self, sender: int, key: Key, size_bytes: int) -> None:
-        """Take a message that has arrived."""
+        """Take a message that has arrived, whether it is waited for by now or not.
+
+        Args:
+            sender: The rank that it is from.
+            key: Its name.
+            size_bytes: Of the payload.
+        """
         expected = self._expected.pop((sender, key), None)
         if expected is None:
             self._early[sender, key] = size_bytes
@@ -187,7 +198,7 @@ class PhantomTransport(TaggedTransport):
     def receive(
         self, peer: int, key: Key, buffer: torch.Tensor, exact: bool, arrived: Arrived
     ) -> None:
-        """Expect a message, which may be there."""
+        """Expect a message, which may be there; see `TaggedTransport.receive`."""
         if self._early.pop((peer, key), None) is None:
             self._expected[peer, key] = buffer, arrived
         else:
@@ -258,6 +269,6 @@ class _Backend:
 
 
 def received_bytes(operation: Operation) -> int:
-    """Return how much an operation brings."""
+    """Return how many bytes an operation receives at most; 0 if it is no `Exchange`."""
     incoming = getattr(operation, "incoming", {})
     return sum(buffer.numel() for buffer in incoming.values())

@@ -30,28 +30,59 @@ class Spans:
         self._need = {unit: number for number, unit in enumerate(job.by_need)}
 
     def began(self, step: int, now_s: float) -> None:
-        """A step begins."""
+        """Note that a step begins.
+
+        Args:
+            step: Number of the optimizer step.
+            now_s: When.
+        """
         self._steps.append((step, now_s))
 
     def ready(self, step: int, unit: int, now_s: float) -> None:
-        """Backward has readied a unit."""
+        """Note that backward has made a unit's gradients.
+
+        Args:
+            step: Number of the optimizer step.
+            unit: Number of the unit.
+            now_s: When.
+        """
         one = self._job.units[unit]
         need, names = self._need[unit], one.parameters
         self._add("ready", one.name, step, now_s, now_s, unit=unit, need=need, parameters=names)
 
     def computed(self, task: Task, stage: str, started_s: float, ended_s: float) -> None:
-        """A task has computed, after it had waited for a thread."""
+        """Note that a task has computed, after it had waited for a thread.
+
+        Args:
+            task: It waited since its `idle_since_s`.
+            stage: "encode" or "decode".
+            started_s: When it began to compute.
+            ended_s: When it ended.
+        """
         self._of(task, "queued", task.idle_since_s, started_s, waits_for=_STAGES[stage])
         self._of(task, _STAGES[stage], started_s, ended_s)
 
     def on_sent(self, key: Key, first_s: float, last_s: float) -> None:
-        """A message has left."""
+        """Note that a message has left; before `carried` of its exchange.
+
+        Args:
+            key: Its name; messages to several peers have the same.
+            first_s: When its first byte began to leave.
+            last_s: When its last one had left.
+        """
         name = (key.step, key.unit, key.stage)
         earlier = self._sent.get(name, (first_s, last_s))
         self._sent[name] = min(earlier[0], first_s), max(earlier[1], last_s)
 
     def carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
-        """An exchange is done, after it had waited to be launched, and then to leave."""
+        """Note that an exchange is done, after it had waited to be launched, and then to leave.
+
+        Args:
+            task: Asked for it; it waited since its `idle_since_s`.
+            operation: An `Exchange` or a `BackendAllReduce`.
+            launched_s: When the transport was given it.
+            seconds: How long it took from then on.
+        """
         self._of(task, "queued", task.idle_since_s, launched_s, waits_for="turn")
         began_s, sent_s = self._sent.pop((task.step, task.unit, task.stage), (launched_s, None))
         if sent_s is not None:
@@ -61,12 +92,19 @@ class Spans:
         self._of(task, "wire", began_s, launched_s + seconds, **load)
 
     def waited(self, step: int, name: str, started_s: float, ended_s: float) -> None:
-        """The training has waited for parameters."""
+        """Note that the training has waited for parameters.
+
+        Args:
+            step: Number of the optimizer step.
+            name: Of the parameter that it waited for; empty for all of them.
+            started_s: When it began to wait.
+            ended_s: When it went on; nothing is noted if that is not later.
+        """
         if ended_s > started_s:
             self._add("wait", name, step, started_s, ended_s)
 
     def trace(self, ended_s: float) -> Trace:
-        """Return all of it."""
+        """Return all that was noted, of a simulation that ended at `ended_s`."""
         return Trace(
             self._rank, self._job.hosts, 0.0, tuple(self._spans), tuple(self._steps), ended_s
         )

@@ -61,7 +61,15 @@ class Differences:
         message: torch.Tensor,
         draw: Draw,
     ) -> None:
-        """Write the message of a tensor, and take it in, as who receives it will."""
+        """Write the message of a tensor, and take it in, as who receives it will.
+
+        Args:
+            index: The how manieth tensor of a microbatch it is.
+            samples: Of its rows.
+            x: float32, contiguous; its elements are the rows, one after another.
+            message: uint8, `wire_bytes` long; overwritten.
+            draw: Counter of the random bits.
+        """
         rows = x.view(len(samples), -1)
         new, known = self._split(index, samples)
         raw, payload = self._parts(message, rows.shape[1] * len(new))
@@ -82,6 +90,13 @@ class Differences:
         """Take a message in; write the estimates that follow from it.
 
         Those that are not finite are forgotten, at both ends alike, and sent anew next time.
+
+        Args:
+            index: As of `encode`.
+            samples: As of `encode`.
+            message: uint8, `wire_bytes` long.
+            out: float32, contiguous, with as many elements as the tensor; overwritten.
+            draw: As of `encode`.
 
         Raises:
             PayloadError: It holds no payload of the codec.

@@ -141,12 +141,12 @@ class Loop:
         self._loop[w.CORE_FREE] = free
 
     def observe(self, on_sent: OnSent | None) -> None:
-        """Have a function called with each message that has left, when its program is done."""
+        """See `Transport.observe`; it is `wait` that calls, once a message's program is done."""
         self._on_sent = on_sent
         self._time()
 
     def hear(self, on_come: OnCome | None) -> None:
-        """Have a function called with each message that has come, when its program is done."""
+        """See `Transport.hear`; it is `wait` that calls, once a message's program is done."""
         self._on_come = on_come
         self._time()
 
