@@ -66,7 +66,15 @@ class Cluster:
         return Role(rank, len(self.tasks), servers, local_rank)
 
     def check_size(self, size: int, what: str) -> None:
-        """Raise ConfigError unless there are as many processes as tasks."""
+        """Refuse another number of processes than of tasks.
+
+        Args:
+            size: Number of processes.
+            what: Who has started so many, for the message.
+
+        Raises:
+            ConfigError: The numbers differ.
+        """
         if size != len(self.tasks):
             raise ConfigError(
                 f"{what} has {size} processes, and {_VARIABLE} has {len(self.tasks)} tasks "

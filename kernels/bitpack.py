@@ -186,7 +186,12 @@ def check_increasing(indices: U32, n: int) -> None:
 
 
 def is_increasing(indices: U32, n: int) -> bool:
-    """Whether each index is larger than the one before, and the last below n; at least one is."""
+    """Whether each index is larger than the one before, and the last below n.
+
+    Args:
+        indices: uint32[k], k at least 1.
+        n: Elements of the vector that is indexed.
+    """
     if kernel := backend("bitpack", indices):
         return bool(kernel.is_increasing(indices, n))
     return bool((indices[1:] > indices[:-1]).all() and (indices[-1:] < n).all())

@@ -145,7 +145,13 @@ def unpack_increasing(packed: U8, n: int, out: U32) -> None:
 
 
 def join(places: U32, lows: U32, low_bits: int) -> None:
-    """Turn the places of the bits into the indices; without low bits, ``lows`` is not looked at."""
+    """Turn the places of bits in the bitmap into the indices, in place.
+
+    Args:
+        places: uint32[k], increasing; the indices afterwards.
+        lows: uint32[k], the low bits of each; not looked at if there are none.
+        low_bits: How many each index has.
+    """
     if kernel := backend("elias_fano", places, lows):
         kernel.join(places, lows, low_bits)
         return

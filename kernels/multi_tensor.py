@@ -135,7 +135,16 @@ class BlockwisePart(NamedTuple):
     offsets: int | None = None
 
     def arrays(self, payload: U8, form: BlockForm) -> tuple[U8, F32, F32 | None]:
-        """Return the vector's codes, scales and offsets in a payload."""
+        """Return the vector's codes, scales and offsets, in the memory of a payload.
+
+        Args:
+            payload: uint8, the whole.
+            form: What the codes look like.
+
+        Returns:
+            uint8, packed as the form says; float32, one for each block; and the same of offsets,
+            or None without them.
+        """
         n = self.out.size
         codes = payload[self.codes : self.codes + form.code_bytes(n)]
         heads_bytes = 4 * block_count(n, form.block)

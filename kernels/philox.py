@@ -126,7 +126,15 @@ def random_fractions(out: U32, noise: Noise) -> None:
 
 
 def check_noise(noise: Noise | None, size_elems: int) -> None:
-    """Raise ValueError unless every element has a number of its own."""
+    """Refuse a beginning of random numbers after which not every element has one of its own.
+
+    Args:
+        noise: Where they begin; None for none.
+        size_elems: How many elements each take one.
+
+    Raises:
+        ValueError: ``noise.start`` is negative or too large.
+    """
     if noise is not None and not 0 <= noise.start < 2**63 - size_elems - 16 * ROW:
         raise ValueError(f"noise.start must lie between 0 and 2**63 - n, not {noise.start}")
 

@@ -43,7 +43,12 @@ class Link:
         positive("credit_bytes", self.credit_bytes)
 
     def wire_s(self, size_bytes: float, chunks: int = 1) -> float:
-        """Return for how many seconds a message of so many bytes and chunks holds the wire."""
+        """Return for how many seconds a message holds the wire.
+
+        Args:
+            size_bytes: Of the whole message.
+            chunks: In how many chunks it is sent.
+        """
         return chunks * self.overhead_s + size_bytes / self.bytes_per_s
 
     def chunk_within(self, chunk_bytes: int | None) -> int | None:

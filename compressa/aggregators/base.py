@@ -157,9 +157,9 @@ class StepContext:
 
 
 def held_back(x: torch.Tensor, context: StepContext) -> bool:
-    """Whether a scope's residual must wait: its parameter may be unused on every rank.
+    """Whether the residual of a gradient, x, must wait: its parameter may be unused on every rank.
 
-    Where zeros are to be held, a GPU is waited for.
+    Where zeros are to be held (`context.hold_zeros`), a GPU is waited for.
     """
     return context.hold_zeros and not bool(x.any())
 

@@ -143,7 +143,12 @@ class Residual:
         return self._aged(values, context)
 
     def reopen(self, context: StepContext, *, raw: bool) -> torch.Tensor:
-        """Return what `open` returned in this step, float32, or what is kept as it is if `raw`."""
+        """Return what `open` returned in this step, float32, 1-D, as long as the segment.
+
+        Args:
+            context: The step.
+            raw: Whether to return what is kept, as it is, instead.
+        """
         values = self._values()
         in_place = self.rule.dtype == "float32"
         return values if raw or in_place else self._aged(values, context)

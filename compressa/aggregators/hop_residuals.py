@@ -51,7 +51,12 @@ class HopResiduals:
             own.begin(x, context)
 
     def keep(self, scope: Scope, lost: torch.Tensor) -> None:
-        """Add what the message of a scope has lost: float32, unscaled, as long as the scope."""
+        """Add what the message of a scope has lost.
+
+        Args:
+            scope: Of a segment of the unit.
+            lost: float32, 1-D, unscaled, as long as the scope.
+        """
         errors = self._segments[scope.gradient].errors
         part = errors[scope.start : scope.start + scope.segment.elems]
         part.add_(lost, alpha=self.rule.beta)

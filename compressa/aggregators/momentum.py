@@ -71,6 +71,10 @@ class Velocity:
         """Replace a gradient by the velocity, both times the loss scale.
 
         Where it would not be finite, the velocity of the whole scope stays as it was.
+
+        Args:
+            x: float32, 1-D, contiguous, as long as the scope; overwritten.
+            context: The step; has the loss scale.
         """
         if self._limit < math.inf:
             self._clip(x, context)

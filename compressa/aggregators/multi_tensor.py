@@ -185,7 +185,12 @@ class MultiTensor:
 
 
 def adds_in_one_pass(rule: FeedbackRule | None, context: StepContext) -> bool:
-    """Whether residuals are added and kept in the codec's own pass, where they are, in a step."""
+    """Whether residuals are added and kept in the codec's own pass, where they are, in a step.
+
+    Args:
+        rule: How they are kept; None for no residuals, which hinder nothing.
+        context: The step.
+    """
     if rule is None:
         return True
     if context.hold_zeros or (rule.reset_steps and rule.resets(context)):

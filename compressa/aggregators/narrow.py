@@ -34,6 +34,11 @@ _LARGEST = torch.finfo(torch.bfloat16).max
 def zeros(elems: int, width: Width, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return a residual of so many elements that is zero, as the table above says.
 
+    Args:
+        elems: n.
+        width: What it is kept as.
+        device: Where it is.
+
     Example:
         >>> zeros(300, "int8").numel()
         308
@@ -114,7 +119,12 @@ def widened(vector: torch.Tensor) -> torch.Tensor:
 
 
 def converted(vector: torch.Tensor, width: Width) -> torch.Tensor:
-    """Return a residual in another form; itself, if it is in that form."""
+    """Return a residual in another form; itself, if it is in that form.
+
+    Args:
+        vector: The whole residual, in any of the three forms; all finite, and left as it is.
+        width: The form; what it can not hold is rounded.
+    """
     if vector.dtype is _DTYPES[width]:
         return vector
     result = zeros(elems_of(vector), width, vector.device)

@@ -22,7 +22,13 @@ Cut = Callable[[torch.Tensor], torch.Tensor]
 def residuals_of(
     scopes: Sequence[Scope], rule: FeedbackRule | None, world: World
 ) -> list[Residual | None]:
-    """Return each scope's residual, zeros in `world.state` at first; None without a rule."""
+    """Return each scope's residual, zeros in `world.state` at first; None without a rule.
+
+    Args:
+        scopes: What a payload holds.
+        rule: How residuals are kept.
+        world: Has the state, and the number of ranks.
+    """
     if rule is None:
         return [None] * len(scopes)
     return [Residual(scope.segment, rule, world.state, world.size) for scope in scopes]

@@ -168,7 +168,13 @@ class ScopePayload:
         return multi_tensor.averager(gradients, context, payload, undo) if multi_tensor else None
 
     def room(self, payload: torch.Tensor, offset: int, scope: Scope) -> torch.Tensor:
-        """Return the memory for a scope's bytes that begin at `offset`."""
+        """Return the memory for a scope's bytes: uint8, `codec.wire_bytes` of its elements.
+
+        Args:
+            payload: uint8, the whole.
+            offset: Where the scope's bytes begin, its length included if that varies.
+            scope: The scope.
+        """
         start = offset + (LENGTH_BYTES if self._bounded else 0)
         return payload[start : start + self.codec.wire_bytes(scope.segment.elems)]
 
@@ -186,7 +192,16 @@ class ScopePayload:
         return offset + aligned(length)
 
     def seal(self, payload: torch.Tensor, context: StepContext, body_bytes: int) -> torch.Tensor:
-        """Write the header for a body of so many bytes; return the filled front of `payload`."""
+        """Write the header of a payload whose body is written.
+
+        Args:
+            payload: uint8, the whole.
+            context: The step.
+            body_bytes: Length of the body.
+
+        Returns:
+            The filled front of `payload`, in its memory.
+        """
         write_header(payload, self._header(context, body_bytes))
         return payload[: HEADER_BYTES + body_bytes]
 

@@ -29,6 +29,14 @@ def choose_exchange(codec: Codec, size: int, wanted: str = "auto") -> str:
     - Codecs that can be cut anywhere, from three ranks on: scatter-reduce, whose bytes do not
       grow with the number of ranks, and which sums casts in float32.
     - Else all-gather: one stage, one loss.
+
+    Args:
+        codec: The codec.
+        size: Number of ranks.
+        wanted: What the configuration asks for: returned as it is, unless "auto".
+
+    Returns:
+        "all_reduce", "scatter_reduce" or "all_gather".
     """
     if wanted != "auto":
         return wanted

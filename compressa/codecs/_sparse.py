@@ -77,7 +77,12 @@ def _index_format(wanted: str, k: int, n: int) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def share(density: float, elems: int) -> int:
-    """Return how many of `elems` elements a density means: one at least, if there is any."""
+    """Return how many of `elems` elements a density means: one at least, if there is any.
+
+    Args:
+        density: Share of elements that is sent, from 0 to 1; rounded to a whole number of them.
+        elems: Number of elements.
+    """
     return min(elems, max(1, round(density * elems)))
 
 
@@ -127,15 +132,28 @@ class SparseForm:
         return EVERY if self.lossless else range_of(_DTYPES[self.value_dtype])
 
     def index_format(self, k: int, n: int) -> str:
-        """Return the format that k indices below n are written in."""
+        """Return the format that indices are written in: "bits", "bitmap" or "elias_fano".
+
+        Args:
+            k: How many indices; at most n.
+            n: They are below it.
+        """
         return _index_format(self.indices, k, n)
 
     def bytes(self, k: int, n: int) -> int:
-        """Return how many bytes k values and their indices below n take."""
+        """Return how many bytes k values and their indices below n take; see `index_format`."""
         return self._value_bytes(k) + _INDEX_BYTES[self.index_format(k, n)](k, n)
 
     def values(self, payload: U8, k: int) -> F32:
-        """Return room for k values to be chosen into: the payload's own if they fit as they are."""
+        """Return room for values to be chosen into: the payload's own if they fit as they are.
+
+        Args:
+            payload: uint8, at least 4 k long where values are float32; on the same device.
+            k: How many values.
+
+        Returns:
+            float32[k]; memory of this thread, until its next call, where values are of 16 bits.
+        """
         if self.lossless:
             values: F32 = payload[: 4 * k].view(np.float32)
             return values
@@ -145,14 +163,14 @@ class SparseForm:
         """Write a payload of exactly `bytes(k, n)` bytes.
 
         Args:
-            payload: Where to.
+            payload: uint8, where to.
             n: Number of elements chosen from.
-            indices: The indices, as a selection has found them: increasing, and below n.
-            values: The values.
+            indices: uint32[k], as a selection has found them: increasing, and below n.
+            values: float32[k], in the order of their indices.
             placed: Whether these are in what `values` returned.
 
         Returns:
-            The values as they will be decoded.
+            float32[k], the values as they will be decoded.
         """
         split = self._value_bytes(values.size)
         packed = payload[split:]
@@ -172,6 +190,14 @@ class SparseForm:
 
     def read(self, payload: U8, n: int, k: int) -> tuple[U32, F32]:
         """Read a payload; both results are valid until the next call on this thread.
+
+        Args:
+            payload: uint8, as it came.
+            n: Number of elements chosen from.
+            k: Number of values.
+
+        Returns:
+            uint32[k], the indices, increasing and below n; and float32[k], their values.
 
         Raises:
             PayloadError: It has another length, or its indices are not increasing numbers below n.
@@ -199,7 +225,14 @@ class SparseForm:
 
     @staticmethod
     def put(held: tuple[U32, F32], out: F32, weight: float, add: bool) -> None:
-        """Write what was read to a vector on a GPU, or add it."""
+        """Write what was read to a vector on a GPU, or add it.
+
+        Args:
+            held: What `read` returned.
+            out: float32[n].
+            weight: Factor on the values.
+            add: Whether to add them; else all other elements become 0.
+        """
         if not add:
             cuda.clear(out.view(np.uint8))
         topk.scatter_add(*held, out, weight=weight, check=False)

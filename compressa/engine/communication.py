@@ -143,9 +143,12 @@ class Communication:
             self._gate.over()
 
     def call_at(self, time_s: float, event: Callable[[], None]) -> None:
-        """Have a function called on the communication thread at a time of `time.monotonic`.
+        """Have a function called on the communication thread at a time; from any thread.
 
-        From any thread. What it raises ends everything under way.
+        Args:
+            time_s: When, of `time.monotonic`; soon if that has passed.
+            event: Called once, and not if the thread ends before. What it raises ends everything
+                under way.
         """
         self.post(partial(self._reactor.call_at, time_s, event))
 

@@ -216,7 +216,7 @@ class Session:
         return time.monotonic()
 
     def call_at(self, time_s: float, event: Callable[[], None]) -> None:
-        """Have a function called on the communication thread at a time of `now_s`, or later."""
+        """See `Communication.call_at`; the time is that of `now_s`."""
         self.communication.call_at(time_s, event)
 
     def fail(self, error: CompressaError) -> None:

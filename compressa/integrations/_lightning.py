@@ -50,7 +50,10 @@ class Compressed:
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
     ) -> None:
-        """Save a checkpoint, and residuals beside it if it is not of the weights alone."""
+        """Save a checkpoint, and residuals beside it if it is not of the weights alone.
+
+        Arguments are those of Lightning's `Strategy.save_checkpoint`.
+        """
         super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
         if self.handle is not None and "optimizer_states" in checkpoint:
             residuals.save(self.handle, _beside(filepath))

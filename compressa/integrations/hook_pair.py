@@ -195,6 +195,14 @@ def compressed_mean(
     """The function that DDP calls with each bucket, and FSDP1 with the first gradient and a shard.
 
     DDP wants a future by its annotation; FSDP1 looks at none.
+
+    Args:
+        state: From `comm_hook`.
+        bucket: DDP's; of FSDP1, a unit's gradient, as of `FlatHook.reduce`.
+        shard: As of `FlatHook.reduce`; None from DDP.
+
+    Returns:
+        Of the bucket's buffer, averaged in place; for FSDP1 one that never completes.
     """
     if isinstance(bucket, GradBucket):
         return state.hook(bucket).submit(bucket)

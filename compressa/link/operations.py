@@ -53,6 +53,10 @@ class Operation:
     def timed(self, ask: Ask, session: Session) -> Timed:
         """Do it as often as is asked for, and close it. Collective.
 
+        Args:
+            ask: How often, or for how long; the same on every rank.
+            session: With the other ranks.
+
         Returns:
             This rank's seconds for each chain of operations.
 

@@ -43,6 +43,12 @@ class Lists:
         ]
 
     def decay(self, means: Tensors, beta: float, values: Tensors) -> None:
-        """Have moving averages go on, in place: beta times themselves plus 1 - beta of values."""
+        """Have moving averages go on, in place: beta times themselves plus 1 - beta of values.
+
+        Args:
+            means: The averages.
+            beta: Weight of what they were, from 0 to 1.
+            values: As many tensors of the same shapes, left as they are.
+        """
         self("mul_", means, beta)
         self("add_", means, self("mul", values, 1.0 - beta))

@@ -110,7 +110,12 @@ class Clocks:
             self._at[worker] = step
 
     def wait(self, worker: int, step: int) -> None:
-        """Note that a worker waits for the answer to a step."""
+        """Note that a worker waits for the answer to a step, until `released` says so.
+
+        Args:
+            worker: Its number; one answer at a time.
+            step: The step.
+        """
         self._waiting[worker] = step
 
     def meet(self, worker: int) -> None:

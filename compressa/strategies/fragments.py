@@ -31,6 +31,11 @@ def cut(sizes: Mapping[str, int], count: int) -> dict[str, int]:
 def begins_after(fragment: int, fragments: int, every: int) -> int:
     """Return after which of the `every` steps of a round a fragment meets; the last after all.
 
+    Args:
+        fragment: Its number, from 0.
+        fragments: How many there are.
+        every: Steps of a round; they count from 1.
+
     Example:
         >>> [begins_after(p, 3, 100) for p in range(3)]
         [34, 67, 100]

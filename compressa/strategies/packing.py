@@ -43,6 +43,10 @@ def pack(config: Config, model: nn.Module) -> list[Packed]:
     Parameters of equal compressors share a key, unless statistics span each or its shape matters.
     The last one is of all buffers such as running statistics, if there are any: never compressed.
 
+    Args:
+        config: Says which compressor each parameter has.
+        model: The model.
+
     Raises:
         ConfigError: A server can not add up what a compressor sends.
     """
@@ -168,6 +172,10 @@ class FlatCopies:
 
 def check_alike(session: Session, vectors: Iterable[torch.Tensor]) -> None:
     """Refuse to go on from values that are not the same on all ranks. Collective.
+
+    Args:
+        session: With the other ranks.
+        vectors: On the CPU, contiguous; compared bit by bit, in this order.
 
     Raises:
         StateError: They differ; on every rank.

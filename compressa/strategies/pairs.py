@@ -132,7 +132,16 @@ class Pair:
         return payload
 
     def go_nearer(self, payload: torch.Tensor, context: StepContext, peer: int) -> None:
-        """Move values, and the estimate, by what the other has sent and this rank has."""
+        """Move values, and the estimate, by what the other has sent and this rank has.
+
+        Args:
+            payload: uint8, as it came; `encode` was called before in the same step.
+            context: The step.
+            peer: The other rank.
+
+        Raises:
+            PayloadError: It is not what the other owes for the step.
+        """
         self._payload.check(payload, context, peer)
         other = scratch_tensor("pairs", self.values.numel(), torch.float32, self.values.device)
         self._decode(payload, context, peer, other.zero_())

@@ -49,7 +49,7 @@ class Checksum:
     )
 
     def of(self, front: memoryview, data: memoryview) -> int:
-        """Return `checksum_of_memory` of the data; the header has a checksum of its own."""
+        """See `Check.of`; of the data alone, since the header has a checksum of its own."""
         return checksum_of_memory(data)
 
     def take_back(self, frames: int) -> None:
@@ -75,7 +75,7 @@ class Mac:
         self._number = 0
 
     def of(self, front: memoryview, data: memoryview) -> int:
-        """Return the first 64 bits of HMAC-SHA256 over the frame's number, front and data."""
+        """See `Check.of`: the first 64 bits of HMAC-SHA256 over the frame's number, front, data."""
         mac = self._keyed.copy()
         mac.update(_NUMBER.pack(self._number) + front)
         mac.update(data)

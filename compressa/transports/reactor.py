@@ -40,6 +40,10 @@ class Waiter(Protocol):
         """Wait until something of its own was done, the descriptor is ready, or so long.
 
         A time in which this process does not run counts for nothing.
+
+        Args:
+            descriptor: A file descriptor, waited for until it can be read from.
+            timeout_s: Longest wait, in seconds.
         """
 
     def away_s(self) -> float:
@@ -87,6 +91,10 @@ class Reactor:
         """Have a function called at a time of `time.monotonic`, or soon after it.
 
         It can not be called off, and is never called if the loop ends before.
+
+        Args:
+            time_s: When, in seconds of that clock.
+            callback: Called once, on the thread that runs the loop.
         """
         heapq.heappush(self._timers, (time_s, next(self._numbers), callback))
 

@@ -84,7 +84,15 @@ def has_density(compressor: Compressor) -> bool:
 
 
 def with_density(compressor: Compressor, density: float) -> Compressor:
-    """Return the same compressor with another density, within its wrappers."""
+    """Return the same compressor with another density, within its wrappers.
+
+    Args:
+        compressor: One of which `has_density` holds.
+        density: Share of elements that is sent.
+
+    Raises:
+        ConfigError: The compressor takes no such density.
+    """
     if isinstance(compressor, Wrapper):
         return compressor.around(with_density(compressor.inner, density))
     changes: dict[str, Any] = {"density": density}

@@ -28,12 +28,22 @@ class Attempts:
         return number
 
     def withdraw(self, purpose: str, number: int) -> None:
-        """Note that a call of some rank has failed; this rank's next one has a higher number."""
+        """Note that a call of some rank has failed; this rank's next one has a higher number.
+
+        Args:
+            purpose: What the call is for.
+            number: Its attempt.
+        """
         with self._lock:
             self._latest[purpose] = max(self._latest.get(purpose, 0), number)
             self._withdrawn[purpose] = max(self._withdrawn.get(purpose, 0), number)
 
     def is_withdrawn(self, purpose: str, number: int) -> bool:
-        """Return whether some rank's call failed in this attempt, or in a later one."""
+        """Return whether some rank's call failed in an attempt, or in a later one.
+
+        Args:
+            purpose: What the call is for.
+            number: The attempt.
+        """
         with self._lock:
             return self._withdrawn.get(purpose, 0) >= number

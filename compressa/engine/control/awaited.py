@@ -30,7 +30,7 @@ class Caller(Protocol):
         """Return why a call has taken longer than its deadline; see `Control.explained`."""
 
     def withdraw(self, awaited: Awaited, *, told: bool) -> None:
-        """Wait no longer for a call; tell the others of it, unless they have been `told`."""
+        """Wait no longer for a call; see `Control.withdraw`."""
 
 
 class Awaited:

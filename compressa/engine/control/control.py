@@ -175,7 +175,13 @@ class Control:
             self._channel.send(peer, _signal(number), as_tensor(b"\0"))
 
     def await_signal(self, peer: int, number: int, heard: Callable[[], None]) -> None:
-        """Have a function called, from any thread, when a rank's signal has come; once for each."""
+        """Have a function called when a rank's signal has come.
+
+        Args:
+            peer: The rank.
+            number: Of its signal; to be asked for once.
+            heard: Called once, on the channel's thread, or in this call if the signal is here.
+        """
         buffer = torch.zeros(1, dtype=torch.uint8)
         self._channel.listen(peer, _signal(number), buffer, lambda _: heard())
 
@@ -228,7 +234,12 @@ class Control:
     # For calls under way
 
     def withdraw(self, awaited: Awaited, *, told: bool) -> None:
-        """Wait no longer for a call; tell the others, unless they have been told."""
+        """Wait no longer for a call; tell the others, unless they have been told.
+
+        Args:
+            awaited: The call; what comes of it later is passed over.
+            told: Whether another rank has withdrawn it, so that all know.
+        """
         self._waited_for.pop(awaited.key, None)
         self._channel.abandon(awaited.key)
         if told or awaited.key == _PARTING:

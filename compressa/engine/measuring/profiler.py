@@ -158,20 +158,38 @@ class Ledger:
         self.exposed_s = 0.0
 
     def add_unit(self, compressor: str, dense_bytes: int, payload_bytes: int) -> None:
-        """Count one unit of one step, by the name of its compressor."""
+        """Count one unit of one step.
+
+        Args:
+            compressor: Name of its compressor.
+            dense_bytes: Size of its gradients, in their own dtype.
+            payload_bytes: What this rank contributed after compression.
+        """
         with self._lock:
             row = self._rows[compressor]
             row.dense_bytes += dense_bytes
             row.payload_bytes += payload_bytes
 
     def add_time(self, compressor: str, stage: str, seconds: float) -> None:
-        """Count seconds of a compressor's units in a stage: "encode", "decode" or "wire"."""
+        """Count time that units took in a stage.
+
+        Args:
+            compressor: Name of their compressor.
+            stage: "encode", "decode" or "wire".
+            seconds: How long.
+        """
         with self._lock:
             row = self._rows[compressor]
             setattr(row, f"{stage}_s", getattr(row, f"{stage}_s") + seconds)
 
     def snapshot(self, sent_bytes: int, messages: int, overlap: Overlap) -> Stats:
-        """Return the sums so far, with what the transport has sent and how updates are done."""
+        """Return the sums so far.
+
+        Args:
+            sent_bytes: What the transport has sent, headers included.
+            messages: How many messages it has sent.
+            overlap: How updates are done.
+        """
         with self._lock:
             rows = {name: CompressorStats(**vars(row)) for name, row in self._rows.items()}
         return Stats(

@@ -38,7 +38,7 @@ class Clockwork(Protocol):
         """Have a function called on it; from any thread."""
 
     def call_at(self, time_s: float, event: Callback) -> None:
-        """Have a function called on it at a time of `time.monotonic`; from any thread."""
+        """Have a function called on it at a time; see `Communication.call_at`."""
 
 
 class Leader:

@@ -87,6 +87,10 @@ def obstacle(config: Config, ranks: int) -> CompressaError | None:
 
     That is a secret that can not be read (`ConfigError`), or too few files that may be open
     (`TransportError`).
+
+    Args:
+        config: The configuration.
+        ranks: Number of ranks.
     """
     try:
         if config.exchange.secret_file is not None:

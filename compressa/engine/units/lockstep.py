@@ -119,7 +119,16 @@ class Lockstep:
 
 
 def run_alike(programs: Sequence[Program[None]], touch: Touch = lambda data: data) -> None:
-    """Run programs, one of each rank, that ask for the same exchanges in the same order."""
+    """Run programs, one of each rank, that ask for the same exchanges in the same order.
+
+    Args:
+        programs: By rank; not begun. They ask for no sum of the transport's.
+        touch: Takes every message under way, uint8, and returns what arrives of it.
+
+    Raises:
+        PayloadError: What arrives is longer than its buffer, or does not fill it and must.
+        CompressaError: What a program raises.
+    """
     asked = [_advance(program, None) for program in programs]
     while asked[0] is not None:
         if isinstance(asked[0], SideBySide):

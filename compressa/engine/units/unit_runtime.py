@@ -173,7 +173,14 @@ def all_delivered_finite(units: Iterable[UnitRuntime]) -> bool:
 
 
 def give_back(units: Iterable[UnitRuntime], context: StepContext) -> None:
-    """Take back what units sent in a step whose gradients are not all finite: it was skipped."""
+    """Take back what units sent in a step, unless all that was delivered of it is finite.
+
+    Such a step was skipped. See `all_delivered_finite`.
+
+    Args:
+        units: All of the step.
+        context: The step.
+    """
     units = list(units)
     if not all_delivered_finite(units):
         for unit in units:

@@ -68,7 +68,13 @@ class FlatHook:
 
 
 def reduce_flat(hook: FlatHook, gradient: torch.Tensor, shard: torch.Tensor | None = None) -> None:
-    """The function that FSDP1 calls with a gradient, and with the shard that it is to fill."""
+    """The function that FSDP1 calls with a gradient, and with the shard that it is to fill.
+
+    Args:
+        hook: Of the unit; registered as the state.
+        gradient: See `FlatHook.reduce`.
+        shard: See `FlatHook.reduce`.
+    """
     hook.reduce(gradient, shard)
 
 

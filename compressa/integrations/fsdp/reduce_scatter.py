@@ -56,7 +56,12 @@ class Reduction:
 
 
 def scopes_of(sliced: Sequence[SlicedParameter], rank: int) -> list[Scope]:
-    """Return what a rank owns of parameters, each as a scope of its own."""
+    """Return what a rank owns of parameters, each as a scope of its own.
+
+    Args:
+        sliced: The parameters; the `gradient` of a scope is the number of its own among them.
+        rank: The owner; a parameter of which it owns nothing has no scope.
+    """
     owned = [(i, one.of(rank)) for i, one in enumerate(sliced)]
     return [Scope(i, 0, segment) for i, segment in owned if segment.elems]
 

@@ -56,7 +56,13 @@ class SlicedParameter(ABC):
         """Return the shape of what a rank owns of it."""
 
     def view(self, flat: torch.Tensor, rank: int, first: int = 0) -> torch.Tensor:
-        """Return a rank's own elements, 1-D, in memory where its slice begins at `first`."""
+        """Return a rank's own elements of it, 1-D, as part of the memory that is given.
+
+        Args:
+            flat: 1-D, of any dtype.
+            rank: Whose.
+            first: Where in `flat` the rank's slice begins.
+        """
         start = first + self.start(rank)
         return flat[start : start + self.of(rank).elems]
 
@@ -140,7 +146,12 @@ class SlicedFlat(SlicedParameter):
 
 
 def lay_out(parameters: Sequence[ParameterInfo], ranks: int) -> tuple[SlicedParameter, ...]:
-    """Return where parameters lie that FSDP2 brings together, in this order."""
+    """Return where parameters lie that FSDP2 brings together.
+
+    Args:
+        parameters: In the order in which they lie in each slice; each of one dimension at least.
+        ranks: P, into how many slices they are cut.
+    """
     sliced: list[SlicedParameter] = []
     offset = 0
     for parameter in parameters:

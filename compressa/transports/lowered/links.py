@@ -58,6 +58,10 @@ def make_room(link: socket.socket, early_bytes: int) -> None:
     """Have the kernel keep what comes while nothing is under way here, and nobody reads.
 
     Else a peer that is ahead could not tell a rank that is late from a wire that is slow.
+
+    Args:
+        link: A connected socket.
+        early_bytes: How much it is to keep, up to a limit.
     """
     # On Linux the buffer grows to twice what is asked to be there at once, and stays so.
     for least_bytes in (min(early_bytes, _MOST_KEPT_BYTES), 1):
