@@ -47,7 +47,12 @@ _MOST_MANIFEST_BYTES = 256 << 20
 
 
 def rank_file(rank: int, digest: str) -> str:
-    """Return the name of a rank's file, within the checkpoint's folder, with this SHA-256."""
+    """Return the name of a rank's file, within the checkpoint's folder.
+
+    Args:
+        rank: The rank.
+        digest: The file's SHA-256, in hexadecimal digits.
+    """
     return f"rank-{rank:05d}-{digest[:16]}.safetensors"
 
 
@@ -210,7 +215,14 @@ def _read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
 
 
 def restore(path: Path, manifest: Manifest, state: State, rank: int, size: int) -> None:
-    """Fill this rank's state from a checkpoint of any number of ranks; as `read_state`.
+    """Fill this rank's state from a checkpoint of any number of ranks.
+
+    Args:
+        path: As of `read_state`; so are the others.
+        manifest: From `read_manifest`.
+        state: Filled.
+        rank: This rank.
+        size: Number of ranks now.
 
     Raises:
         StateError: A file cannot be read, or its vectors are not those of the state, which then

@@ -94,6 +94,10 @@ class Compressor(ABC):
         With gradients g_i of `elems` elements on `size` ranks, E||out - mean||^2 is at most the
         bound times sum_i ||g_i||^2 / size^2, which is what `size` independent codecs with this
         bound would have. Codecs declare `bias` instead.
+
+        Args:
+            elems: Of a gradient.
+            size: Number of ranks.
         """
         return None
 

@@ -71,6 +71,10 @@ def array_at(address: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
     It does not keep what is at the address allocated.
 
+    Args:
+        address: Where it begins, aligned to its dtype; not looked at if it is empty.
+        like: The other one.
+
     Raises:
         TypeError: The other one lies on a GPU.
     """

@@ -88,9 +88,17 @@ def select_above(
 
 
 def in_units(threshold: float, unit: float, largest: float) -> float:
-    """Threshold times unit, but no more than the largest element, as a float32 larger than 0.
+    """Return threshold times unit, but no more than the largest magnitude, and more than 0.
 
     The largest is what comes of infinity times 0, too: nothing is above NaN, so it comes first.
+
+    Args:
+        threshold: In units; not negative, and not NaN.
+        unit: The root mean square of the vector, or its largest magnitude.
+        largest: The largest magnitude.
+
+    Returns:
+        A number of float32.
     """
     return float(np.float32(max(min(largest, threshold * unit), _SMALLEST)))
 

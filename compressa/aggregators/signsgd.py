@@ -159,7 +159,7 @@ class Signs(Codec):
         onebit.sign_dequantize(*arrays, block=BLOCK, weight=weight, add=add)
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
-        """Check every flag; those that a GPU has are waited for."""
+        """See `Codec.check_content`: every flag; those that a GPU has are waited for."""
         flags, _ = self._parts(payload, elems)
         if flags.numel() and flags.max() > 1:
             raise PayloadError("sign: a flag is neither 0 nor 1")

@@ -97,7 +97,7 @@ class Blockwise(KernelCodec):
         )
 
     def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
-        """Unpack and add up."""
+        """Unpack and add up; see `KernelCodec.dequantize_sum`."""
         scales, *offsets, codes = parts
         blockwise.sum_blockwise(
             codes,

@@ -76,7 +76,7 @@ class Cast(KernelCodec):
         casts.widen(self._values(parts[0]), out, weight=weight, add=add)
 
     def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
-        """Cast back and add up."""
+        """Cast back and add up; see `KernelCodec.dequantize_sum`."""
         casts.sum_casts([self._values(part) for part in parts[0]], out, weight=weight)
 
     def _values(self, part: Array) -> casts.Half:

@@ -111,7 +111,7 @@ class BoundedSparse(Codec):
         topk.scatter_add(indices, values, as_array(out), weight=weight, check=False)
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the count, the length that follows from it, and every index."""
+        """See `Codec.check_content`: the count, the length that follows from it, every index."""
         body, count = self._counted(payload, elems)
         self.form.check(body, elems, count)
 

@@ -58,7 +58,13 @@ class KernelCodec(Codec):
 
     @abstractmethod
     def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
-        """Write `weight` times the decoded vector to float32[n], or add it.
+        """Write `weight` times the decoded vector to `out`, or add it.
+
+        Args:
+            parts: The arrays of a payload, of the lengths that `arrays` says.
+            out: float32[n]; overwritten, or added to.
+            weight: Factor on the decoded vector.
+            add: Whether to add it.
 
         Raises:
             PayloadError: Arrays of these lengths can not be decoded. `out` is untouched then.

@@ -126,13 +126,28 @@ class Codec(Compressor):
 
     @abstractmethod
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
-        """Write the payload of `x`; return its length in bytes."""
+        """Write the payload of `x`.
+
+        Args:
+            x: The vector.
+            payload: Its front is overwritten; all of it if `size` is Fixed.
+            draw: Counter of the random bits.
+
+        Returns:
+            The payload's length in bytes: `wire_bytes(n)` if Fixed, else at most that.
+        """
 
     @abstractmethod
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Add `weight` times the decoded vector to `out`.
+
+        Args:
+            payload: What `encode` has written, as long as it said; or whatever has come instead.
+            out: The vector that is added to.
+            weight: Factor on the decoded vector.
+            draw: That of `encode`.
 
         Raises:
             PayloadError: As `check` does. `out` is untouched then.
@@ -188,6 +203,11 @@ class Codec(Compressor):
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Write the decoded vector to `out`, whatever it held.
 
+        Args:
+            payload: As in `decode_add`.
+            out: Overwritten.
+            draw: That of `encode`.
+
         Raises:
             PayloadError: As `check` does. `out` is untouched then.
         """
@@ -225,10 +245,16 @@ class Codec(Compressor):
 
     @final
     def cut(self, payload: torch.Tensor, elems: int, start: int, stop: int) -> torch.Tensor:
-        """Return what decodes to elements `start` to `stop` of a payload of `elems` elements.
+        """Return what decodes to some elements of a payload, of a codec that has `sections`.
 
-        It lies in memory that the thread keeps, until the next call; `sections` says where cuts
-        may fall.
+        It lies in memory that the thread keeps, until the next call; unless it is all of `payload`,
+        which is returned itself then.
+
+        Args:
+            payload: Of `elems` elements.
+            elems: How many it decodes to.
+            start: The first element; a multiple of `block_elems`.
+            stop: One past the last; a multiple of `block_elems`, or `elems`.
         """
         if stop - start == elems:
             return payload
@@ -246,16 +272,31 @@ class Codec(Compressor):
 
     @final
     def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Raise PayloadError unless the payload can be decoded to `elems` elements."""
+        """Refuse what can not be decoded; its length is looked at first, then `check_content`.
+
+        Args:
+            payload: As it came.
+            elems: How many elements it is to decode to.
+
+        Raises:
+            PayloadError: It can not.
+        """
         self.check_length(payload, elems)
         if self.check_content is not None:
             self.check_content(payload, elems)
 
     @final
     def check_length(self, payload: torch.Tensor, elems: int) -> None:
-        """Raise PayloadError unless the payload has a length that one of `elems` elements may have.
+        """Refuse a payload of a length that can not be decoded.
 
         It is what `check` does first; for a kernel that checks the content itself.
+
+        Args:
+            payload: As it came.
+            elems: How many elements it is to decode to.
+
+        Raises:
+            PayloadError: It is longer than `wire_bytes(elems)`; or shorter, if `size` is Fixed.
         """
         expected, actual = self.wire_bytes(elems), payload.numel()
         if actual == expected:

@@ -145,7 +145,10 @@ class DeMo(KernelCodec):
             raise self._refusal(out.size) from error
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
-        """Check every index; where a GPU's answers come later anyway, decoding does that."""
+        """See `Codec.check_content`: every index.
+
+        Where a GPU's answers come later anyway, decoding does that.
+        """
         _, indices = self.split(payload, elems)
         if device_of(indices) != "cpu" and cuda.answers_come_later():
             return

@@ -113,7 +113,7 @@ class Entropy(Codec, Wrapper):
         self.codec.decode_add(self._restored(payload, out.numel()), out, weight, draw)
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the frame, and what it holds."""
+        """See `Codec.check_content`: the frame, and what it holds."""
         self.codec.check(self._restored(payload, elems), elems)
 
     @cached_property

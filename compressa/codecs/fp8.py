@@ -99,7 +99,7 @@ class Fp8(KernelCodec):
         fp8.dequantize_fp8(codes, scales, out, form=form, block=self.block, weight=weight, add=add)
 
     def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
-        """Unpack and add up."""
+        """Unpack and add up; see `KernelCodec.dequantize_sum`."""
         scales, codes = parts
         form = fp8.FORMATS[self.format]
         fp8.sum_fp8(codes, scales, out, form=form, block=self.block, weight=weight)

@@ -87,15 +87,29 @@ class Decoder(ABC):
 
     @abstractmethod
     def decode(self, payload: torch.Tensor) -> None:
-        """Decode, as `Codec.decode` does, and round what is not float32 once."""
+        """Write the values, as `Codec.decode` does; round what is not float32 once.
+
+        Args:
+            payload: uint8, the whole, of all scopes.
+        """
 
     @abstractmethod
     def decode_add(self, payload: torch.Tensor, weight: float) -> None:
-        """Add to the values, which are float32 then, as `Codec.decode_add` does."""
+        """Add to the values, which are float32 then, as `Codec.decode_add` does.
+
+        Args:
+            payload: As of `decode`.
+            weight: Factor on what is decoded.
+        """
 
     @abstractmethod
     def decode_sum(self, payloads: Sequence[torch.Tensor], weight: float) -> None:
-        """Write the sum, as `Codec.decode_sum` does."""
+        """Write the sum to the values, as `Codec.decode_sum` does.
+
+        Args:
+            payloads: Each as of `decode`; added in this order.
+            weight: Factor on each that is decoded.
+        """
 
 
 class Averager(ABC):

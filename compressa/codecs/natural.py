@@ -159,7 +159,7 @@ class Natural(KernelCodec):
             natural_dithering.undither(last, head, out, form=form, weight=weight, add=add)
 
     def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
-        """Put together and add up; without levels."""
+        """Put together and add up, without levels; see `KernelCodec.dequantize_sum`."""
         exponents, signs = parts
         natural.sum_natural(exponents, signs, out, weight=weight)
 

@@ -81,6 +81,6 @@ class OneBit(KernelCodec):
         onebit.sign_dequantize(bits, scales, out, block=self.block, weight=weight, add=add)
 
     def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
-        """Unpack and add up."""
+        """Unpack and add up; see `KernelCodec.dequantize_sum`."""
         scales, codes = parts
         onebit.sum_signs(codes, scales, out, block=self.block, weight=weight)

@@ -101,7 +101,7 @@ class Shrunk(Codec, Wrapper):
         self.codec.decode_add(payload, out, weight * self._gain(out.numel()), draw)
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
-        """The codec's."""
+        """See `Codec.check_content`: what `codec` checks."""
         self.codec.check(payload, elems)
 
     @cached_property

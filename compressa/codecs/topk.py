@@ -105,7 +105,7 @@ class TopK(Codec):
         topk.scatter_add(indices, values, as_array(out), weight=weight, check=False)
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
-        """Check every index."""
+        """See `Codec.check_content`: every index."""
         self.form.check(as_array(payload), elems, self.kept(elems))
 
     @cached_property

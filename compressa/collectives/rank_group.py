@@ -21,7 +21,12 @@ class RankGroup:
 
     @classmethod
     def everyone(cls, rank: int, size: int) -> RankGroup:
-        """All ranks, in order."""
+        """Return the group of all ranks, in order.
+
+        Args:
+            rank: This rank.
+            size: Number of ranks.
+        """
         return cls(range(size), rank)
 
     @cached_property

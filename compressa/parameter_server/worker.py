@@ -208,6 +208,9 @@ class Worker:
     def wait(self, handle: Handle) -> dict[str, torch.Tensor]:
         """Wait for a push or a pull.
 
+        Args:
+            handle: What `push`, `pull` or `meet` has returned.
+
         Returns:
             Of a pull, the means by key; of a push, nothing.
 

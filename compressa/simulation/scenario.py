@@ -109,7 +109,12 @@ class Scenario:
         )
 
     def world(self, rank: int, hosts: int) -> World:
-        """Return where a rank of so many is, with no state."""
+        """Return what an aggregator needs to know of the run, with no state.
+
+        Args:
+            rank: The rank.
+            hosts: Number of ranks; each has a host of its own.
+        """
         return world_of(self.config, rank, hosts, State())
 
     def sums(self, transport: Transport) -> Sums:
@@ -119,7 +124,12 @@ class Scenario:
         return Sums(transport, algorithm, costs=costs, sizes=self.sizes, overtaking=overtaking)
 
     def network(self, hosts: int, *, alike: bool) -> Network:
-        """Return a new network of so many hosts; `alike` as of `Network`."""
+        """Return a new network, with the link and the sizes of the scenario.
+
+        Args:
+            hosts: As of `Network`.
+            alike: As of `Network`.
+        """
         file = self.file
         backend = file.backend_sums and self.config.schedule.pace_bits_per_s is None
         reduce_s = 0.0 if file.link is None else file.link.reduce_s

@@ -27,7 +27,15 @@ def generator(seed: int) -> torch.Generator:
 
 
 def vectors(elems: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return finite float32[elems] of ordinary size, by name; the same for the same seed."""
+    """Return vectors of ordinary size, by name; the same for the same seed.
+
+    Args:
+        elems: How many elements each has; at least 1.
+        seed: Of what is random in them.
+
+    Returns:
+        float32[elems] each, on the CPU, all finite.
+    """
     random = generator(seed)
     gaussian = torch.randn(elems, generator=random)
     uniform = torch.rand(elems, generator=random).clamp(1e-6, 1 - 1e-6) - 0.5
@@ -45,7 +53,15 @@ def vectors(elems: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def tiny_vectors(elems: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return float32[elems] of zeros and of subnormal numbers, by name."""
+    """Return vectors of zeros and of subnormal numbers, by name; the same for the same seed.
+
+    Args:
+        elems: How many elements each has.
+        seed: Of what is random in them.
+
+    Returns:
+        float32[elems] each, on the CPU.
+    """
     random = generator(seed)
     steps = torch.randint(-2, 3, (elems,), generator=random)
     return {

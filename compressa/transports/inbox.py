@@ -189,6 +189,10 @@ class Inbox:
         """Forget a unit's messages of steps up to this one, those that were asked for as well.
 
         Their `arrived` is never called. None of it may still be on its way: it would count as new.
+
+        Args:
+            unit: Number of the unit.
+            step: The last step whose messages are forgotten.
         """
         with self._lock:
             for key in [k for k in self._messages if k.unit == unit and k.step <= step]:

@@ -49,7 +49,12 @@ class VirtualClock:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def at(self, time_s: float, event: Callable[[], None]) -> None:
-        """Have `event` called by `run` at a time in seconds, or now if that has passed."""
+        """Have an event happen.
+
+        Args:
+            time_s: When, in seconds of this clock; now if that has passed.
+            event: Called by `run`; of those of one time, the one that was given first comes first.
+        """
         heapq.heappush(self._events, (max(time_s, self.now_s), next(self._numbers), event))
 
     def run(self) -> None:

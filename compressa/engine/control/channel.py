@@ -169,7 +169,7 @@ class Channel:
     def forget(self, unit: int, step: int) -> None:
         """Free what came, or did not, of a unit's exchanges in steps up to this one.
 
-        None of it may still be on its way.
+        None of it may still be on its way. See `Inbox.forget`.
         """
         self._reactor.post(partial(self._transport.forget, unit, step))
 
