@@ -271,14 +271,14 @@ class Scope:
     segment: Segment
 
     def of(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return this scope's values."""
+        """Return this scope's values: 1-D, a view of its gradient, and of the same dtype."""
         whole = gradients[self.gradient]
         if whole.numel() == self.segment.elems:
             return whole
         return whole[self.start : self.start + self.segment.elems]
 
     def residual(self, state: State) -> torch.Tensor:
-        """Return this scope's part of its parameter's residual."""
+        """Return this scope's part of its parameter's residual: float32, 1-D, a view of it."""
         whole = state.residual(self.segment.parameter)
         return whole[self.segment.start : self.segment.stop]
 

@@ -72,13 +72,13 @@ class SpanPayloads:
         self._buffers: dict[Span, torch.Tensor] = {}
 
     def buffer(self, span: Span) -> torch.Tensor:
-        """Where a span's messages are made; padding is zero, and stays it."""
+        """Return where a span's messages are made: uint8, one message long; padding stays zero."""
         if span not in self._buffers:
             self._buffers[span] = self.part(span).buffer()
         return self._buffers[span]
 
     def part(self, span: Span) -> ScopePayload:
-        """What encodes and decodes the messages of a span."""
+        """Return what encodes and decodes the messages of a span, in all segments that it meets."""
         if span not in self._parts:
             scopes = [
                 Scope(i, low, segment.part(low, high))

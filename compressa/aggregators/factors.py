@@ -144,7 +144,7 @@ class Matrix:
         return as_array(g).reshape(self.rows, self.columns)
 
     def factor_shape(self, right: bool) -> tuple[int, int]:
-        """Return the shape of Q, or of P."""
+        """Return [approx_rank, columns], of Q transposed, if `right`; else that of P transposed."""
         return self.approx_rank, self.columns if right else self.rows
 
     def left(self, g: F32, q: F32, p: F32, context: StepContext) -> None:

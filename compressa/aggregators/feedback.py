@@ -138,7 +138,11 @@ class Residual:
         self.close(values)
 
     def open(self, context: StepContext) -> torch.Tensor:
-        """Return what is added in this step, float32; once a step."""
+        """Return what is added in this step: float32, 1-D, unscaled, as long as the segment.
+
+        Args:
+            context: The step; to be called once in it.
+        """
         values = self._values()
         return self._aged(values, context)
 

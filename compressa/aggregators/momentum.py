@@ -106,7 +106,11 @@ class Velocity:
         self._u.masked_fill_(where, 0.0)
 
     def give_back(self, sent: torch.Tensor) -> None:
-        """Undo `mask`: what was sent comes back to the residual."""
+        """Undo the last `mask`, since what was sent comes back to the residual.
+
+        Args:
+            sent: float32, 1-D, as decoded; as long as the scope.
+        """
         if not self._cleared.numel():
             return
         where = self._where(sent)

@@ -112,7 +112,7 @@ class ScaleCom(AggregatingCompressor):
         return share(self.density, elems)
 
     def index_bytes(self, elems: int) -> int:
-        """Return the bytes of a parameter's indices."""
+        """Return the bytes that the indices of a parameter of `elems` elements take on the wire."""
         return bitpack.packed_bytes(self.kept(elems), bitpack.index_width(elems))
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:

@@ -83,7 +83,11 @@ def _shares(group: RankGroup, sources: Sequence[int]) -> list[list[int]]:
 
 
 def ring(chunks: int) -> BroadcastAlgorithm:
-    """Along a ring, in so many pieces."""
+    """Return the algorithm along a ring.
+
+    Args:
+        chunks: Into how many pieces the bytes are cut; at least 1.
+    """
     return shared_out(
         partial(broadcast_ring.broadcast, chunks=chunks),
         partial(broadcast_ring.stages, chunks=chunks),
@@ -91,14 +95,23 @@ def ring(chunks: int) -> BroadcastAlgorithm:
 
 
 def k_nomial(k: int) -> BroadcastAlgorithm:
-    """Down a tree, in which each hop has k times as many ranks that hold the bytes."""
+    """Return the algorithm down a tree.
+
+    Args:
+        k: How many times as many ranks hold the bytes after each hop; less than 2 makes the
+            algorithm's functions raise ValueError.
+    """
     return shared_out(
         partial(broadcast_k_nomial.broadcast, k=k), partial(broadcast_k_nomial.stages, k=k)
     )
 
 
 def multi_source(rounds: int) -> BroadcastAlgorithm:
-    """From all sources to all others at once, in so many rounds."""
+    """Return the algorithm from all sources to all others at once.
+
+    Args:
+        rounds: How often each source feeds chunks in; at least 1.
+    """
     return BroadcastAlgorithm(
         partial(broadcast_multi_source.broadcast, rounds=rounds),
         partial(broadcast_multi_source.stages, rounds=rounds),

@@ -16,12 +16,12 @@ from compressa.collectives.scratch import Scratch
 
 
 def lg_core(ranks: int) -> int:
-    """Logarithm of the largest power of two that is not above."""
+    """Return lg of the largest power of two that is not above `ranks`, which is at least 1."""
     return ranks.bit_length() - 1
 
 
 def partner(group: RankGroup) -> int | None:
-    """The rank on the other side of the fold, if there is one."""
+    """Return the rank on the other side of the fold from this one, if there is one."""
     core = 1 << lg_core(group.size)
     if group.index >= core:
         return group.at(group.index - core)

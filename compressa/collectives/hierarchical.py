@@ -49,7 +49,11 @@ class Topology:
 
     @classmethod
     def of(cls, hosts: Sequence[str]) -> Topology:
-        """Return that of ranks of which it is known, in order, what each one's host is called."""
+        """Return the topology of ranks 0, 1, 2 and so on.
+
+        Args:
+            hosts: By rank, the name of its host; at least one.
+        """
         ranks: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
             ranks.setdefault(host, []).append(rank)
@@ -70,12 +74,12 @@ class Topology:
         return min(map(len, self.hosts)) == self.most
 
     def inside(self, rank: int) -> RankGroup:
-        """The ranks of a rank's own host."""
+        """Return the ranks of a rank's own host, as its group; the rank must be of the topology."""
         host = next(host for host in self.hosts if rank in host)
         return RankGroup(host, host.index(rank))
 
     def across(self, rank: int) -> RankGroup:
-        """The ranks of the same index on all hosts that have one."""
+        """Return the ranks of the same index on all hosts that have one, as a rank's group."""
         index = self.inside(rank).index
         ranks = [host[index] for host in self.hosts if index < len(host)]
         return RankGroup(ranks, ranks.index(rank))

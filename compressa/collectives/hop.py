@@ -59,7 +59,11 @@ class Hop(NamedTuple):
 
 
 def idle(hops: int = 1) -> Program[None]:
-    """Go through hops in which this rank has nothing to do."""
+    """Go through hops in which this rank has nothing to do.
+
+    Args:
+        hops: How many; each is an exchange without messages.
+    """
     for _ in range(hops):
         yield Exchange({}, {})
 
@@ -250,7 +254,7 @@ def _sum(
 
 
 def whole(spans: Sequence[Span]) -> Span:
-    """Several that lie side by side, as one."""
+    """Return several spans that lie side by side, in order, as one; at least one is given."""
     return spans[0] if len(spans) == 1 else Span(spans[0].start, spans[-1].stop)
 
 

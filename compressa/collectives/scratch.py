@@ -50,6 +50,9 @@ class Scratch:
 def side_by_side(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Return where in one memory parts of these sizes begin, and where it ends.
 
+    Args:
+        sizes: In bytes; parts begin at multiples of 64.
+
     Example:
         >>> side_by_side([10, 64, 65])
         ([0, 64, 128], 256)

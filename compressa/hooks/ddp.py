@@ -78,7 +78,14 @@ class DDPHook:
         return id(bucket.parameters()[0]) in self._names
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Submit one bucket; return a future of its buffer, averaged in place."""
+        """Submit one bucket of gradients.
+
+        Args:
+            bucket: DDP's; its buffer is lent until the future is done.
+
+        Returns:
+            A future of that buffer, averaged in place; or of the error.
+        """
         with self._engine.tracer.calls() if self._engine.tracer.on else nullcontext():
             return self._submit(bucket)
 

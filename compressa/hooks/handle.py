@@ -212,6 +212,9 @@ class Handle:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what this rank's `state_dict` gave; residuals may be kept in another dtype now.
 
+        Args:
+            state_dict: That, as it was.
+
         Raises:
             StateError: It is another rank's, or another model's.
         """
@@ -236,6 +239,9 @@ class Handle:
 
         If it is of as many ranks, algorithms are chosen by the figures that it was saved with, and
         not by the file that `exchange.link` names now, so that the run repeats its bits.
+
+        Args:
+            path: The folder that `save` was given.
 
         Raises:
             StateError: It cannot be read, or is of another model or compressor; on every rank.

@@ -180,7 +180,11 @@ class OverlappedDataParallel(nn.Module):
         return super().named_parameters(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters."""
+        """Clear the gradients of all parameters; those of updates that are due are kept for these.
+
+        Args:
+            set_to_none: Whether `p.grad` becomes None, and not zeros.
+        """
         self._steps.keep_due(set_to_none)
         self.module.zero_grad(set_to_none)
 

@@ -115,6 +115,9 @@ class Strategy(ABC):
 
         Collective. Another number of ranks may read it.
 
+        Args:
+            path: The folder that `save` was given.
+
         Raises:
             StateError: It cannot be read, or is of another model or strategy; on every rank. Or
                 ranks are between two meetings.

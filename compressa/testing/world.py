@@ -183,13 +183,24 @@ class LoopbackWorld:
         return world
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint of all ranks."""
+        """Write a checkpoint of all ranks.
+
+        Args:
+            path: A folder, which is made if it is not there.
+        """
         pairs = enumerate(self.states)
         digests = [checkpoint.write_rank(path, rank, state) for rank, state in pairs]
         checkpoint.write_manifest(path, self.next_step, digests, self.parameters)
 
     def load(self, path: Path) -> None:
-        """Read a checkpoint of any number of ranks."""
+        """Read a checkpoint of any number of ranks; `next_step` stays as it is.
+
+        Args:
+            path: The folder that `save` was given.
+
+        Raises:
+            StateError: It cannot be read, or is of other parameters.
+        """
         manifest = checkpoint.read_manifest(path, self.parameters)
         for rank, state in enumerate(self.states):
             checkpoint.restore(path, manifest, state, rank, self.size)

@@ -45,7 +45,11 @@ class NcclGroup:
         return self._group is None
 
     def all_reduce(self, values: torch.Tensor) -> None:
-        """Sum values over all ranks, in place."""
+        """Sum values over all ranks, in place; `ends` comes after it.
+
+        Args:
+            values: Contiguous, on this rank's GPU; of one shape and dtype on all ranks.
+        """
         self._end_with(self._open().allreduce([values]))
 
     def all_gather(self, parts: torch.Tensor) -> None:
