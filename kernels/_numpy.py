@@ -20,23 +20,47 @@ def widened(x: Gradient) -> F32:
 
 
 def effective(x: F32, residual: F32 | None, loss_scale: float) -> F32:
-    """Return p = x + loss_scale * residual; the product is rounded before the sum."""
+    """Return p = x + loss_scale * residual; the product is rounded before the sum.
+
+    Args:
+        x: float32, of any shape.
+        residual: float32 of that shape; None for p = x, which is returned itself.
+        loss_scale: Rounded to float32 first.
+    """
     return x if residual is None else x + np.float32(loss_scale) * residual
 
 
 def remainder(p: F32, decoded: F32, loss_scale: float) -> F32:
-    """Return (p - decoded) * (1 / loss_scale), with 1 / loss_scale rounded to float32 first."""
+    """Return (p - decoded) * (1 / loss_scale), with 1 / loss_scale rounded to float32 first.
+
+    Args:
+        p: float32, of any shape, times the loss scale.
+        decoded: float32 of that shape, likewise.
+        loss_scale: Rounded to float32 before anything else.
+    """
     return (p - decoded) * (np.float32(1) / np.float32(loss_scale))
 
 
 def combine(out: F32, decoded: F32, weight: float, add: bool) -> None:
-    """Set out = weight * decoded, or out += weight * decoded with the product rounded first."""
+    """Set out = weight * decoded, or out += weight * decoded with the product rounded first.
+
+    Args:
+        out: float32, of any shape.
+        decoded: float32 of that shape.
+        weight: Rounded to float32 first.
+        add: Which of both.
+    """
     weighted = np.float32(weight) * decoded
     out[:] = out + weighted if add else weighted
 
 
 def put(x: F32, out: Gradient) -> None:
-    """Write ``x`` to ``out``; where that has 16 bits, rounded to nearest and ties to even."""
+    """Write ``x`` to ``out``; where that has 16 bits, rounded to nearest and ties to even.
+
+    Args:
+        x: float32[n].
+        out: float32[n], float16[n], or bfloat16 as uint16[n]; a NaN becomes a quiet one there.
+    """
     if out.dtype != np.uint16:
         out[:] = x.astype(out.dtype)
         return
@@ -50,7 +74,7 @@ Bits = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def pack_planes(negative: Bits) -> U8:
-    """Bit j of byte i is element j * m + i, for m bytes."""
+    """Return m = ceil(n / 8) bytes, of n bools: bit j of byte i is element j * m + i, or 0."""
     width = -(-negative.size // 8)
     planes = np.zeros(8 * width, np.bool_)
     planes[: negative.size] = negative
@@ -58,7 +82,12 @@ def pack_planes(negative: Bits) -> U8:
 
 
 def unpack_planes(bits: U8, size: int) -> Bits:
-    """The reverse of `pack_planes`."""
+    """Return what `pack_planes` was given.
+
+    Args:
+        bits: uint8[ceil(size / 8)].
+        size: How many elements.
+    """
     planes = np.unpackbits(bits[:, None], axis=1, bitorder="little").T
     return planes.ravel()[:size].astype(np.bool_)
 

@@ -169,23 +169,41 @@ class Units:
             )
 
     def push(self, shard: Shard) -> int:
-        """What each worker sends of a shard."""
+        """Return the name of what each worker sends of a shard."""
         return shard.number
 
     def answer(self, shard: Shard, worker: int) -> int:
-        """What the server of a shard answers to a worker: the mean, encoded."""
+        """Return the name of what the server of a shard answers to a worker: the mean, encoded.
+
+        Args:
+            shard: The shard.
+            worker: Number of the worker.
+        """
         return self.shards + shard.number * self.workers + worker
 
     def update(self, shard: Shard, worker: int) -> int:
-        """What a worker sends of a shard whose values are kept; there are no slots then."""
+        """Return the name of what a worker sends of a shard whose values are kept.
+
+        There are no slots then. Arguments are as of `answer`.
+        """
         return self.slot(shard, worker)
 
     def slot(self, shard: Shard, worker: int) -> int:
-        """What the server tells a worker of its slot for a shard, where there are slots."""
+        """Return the name of what the server tells a worker of its slot for a shard.
+
+        Only where there are slots. Arguments are as of `answer`.
+        """
         return self.shards * (1 + self.workers) + shard.number * self.workers + worker
 
     def request(self, worker: int, server: int, number: int) -> int:
-        """The request of a worker to a server with a running number."""
+        """Return the name of a request of a worker to a server.
+
+        Args:
+            worker: Number of the worker.
+            server: Number of the server.
+            number: How many requests there were between the two before; names come again, long
+                after their messages are gone.
+        """
         pair = worker * self.servers + server
         return self._first_request + number % self._turns * self._pairs + pair
 
