@@ -1,76 +1,117 @@
-"""What MACs cost: the same steps with checksums and with MACs, in turn, in one run.
+"""`python -m benchmarks frames`: what MACs cost, beside checksums, in turns in one run.
 
-    torchrun --nproc-per-node 2 -m benchmarks.frames
-
-A perceptron of 4.2 million parameters. Where ranks are on hosts of their own, torchrun's variables
-say so as always.
+A perceptron of 4.2 million parameters, trained by each of several compressors.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from importlib.metadata import version
+from typing import Annotated, ClassVar, Literal
 
-import torch.distributed as dist
+import typer
+from pydantic import AwareDatetime, Field, PositiveInt
 
-from benchmarks.paired import Overhead, compared, perceptron, report
+from benchmarks.paired import Overhead, columns
+from benchmarks.perceptrons import started_perceptrons
+from compressa.machine import now
+from harness import records
+from harness.runner import JsonFile, Shown, Update, What, carry_out, refuse_unmatched
+from harness.tables import table_of
 
 COMPRESSORS = ("none", "int8", "topk", "powersgd")
 _LAYERS = 4
-_PAIRS = 20
 _SECRET = "known to everybody who reads this"
 
 
-def measured(keyed: Mapping[str, Any], compressor: str, pairs: int = _PAIRS) -> Overhead:
-    """Return what MACs add to a step. Collective.
+class Row(Overhead):
+    """Steps of a compressor with MACs, as multiples of those with checksums."""
+
+    compressor: str
+    timestamp: AwareDatetime
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What it is of."""
+        return (self.compressor,)
+
+
+class Header(records.Header):
+    """Where, when and how; `pairs` says how often times were compared."""
+
+    format: Literal["compressa.bench.frames"] = "compressa.bench.frames"
+    threads_per_rank: Literal[1] = 1
+    ranks: Literal[2] = 2
+    pairs: PositiveInt
+
+
+class FramesMeasurement(records.Measurement):
+    """The whole file."""
+
+    command: ClassVar[str] = "python -m benchmarks frames"
+
+    header: Header
+    rows: list[Row] = Field(default_factory=list)
+
+
+class FramesBench:
+    """Compares steps of each compressor.
 
     Args:
-        keyed: Settings of `exchange` with which frames have MACs.
-        compressor: Its name.
         pairs: How often to compare times.
+        pattern: That names of compressors match.
+
+    Attributes:
+        found: What was measured so far.
+
+    Raises:
+        ConfigError: No name does.
     """
-    off, on = (
-        perceptron({"compressor": compressor, "exchange": exchange}, _LAYERS)
-        for exchange in ({}, keyed)
+
+    def __init__(self, pairs: int, pattern: str) -> None:
+        refuse_unmatched("--what", pattern, COMPRESSORS)
+        header = Header.here({"torch": version("torch")}, pairs=pairs)
+        self.found, self._pattern = FramesMeasurement(header=header), pattern
+
+    def run(self) -> Iterator[str]:
+        """Measure everything; say what comes next, each time that there is a row more.
+
+        Raises:
+            TransportError: A rank died or failed.
+        """
+        yield "starting two processes"
+        with started_perceptrons() as ranks:
+            path = ranks.folder / "secret"
+            path.touch(mode=0o600)
+            path.write_text(_SECRET, encoding="utf-8")
+            keyed = {"authenticate": True, "secret_file": str(path)}
+            for name in (each for each in COMPRESSORS if fnmatchcase(each, self._pattern)):
+                yield name
+                off, on = ({"compressor": name, "exchange": exchange} for exchange in ({}, keyed))
+                pairs = self.found.header.pairs
+                told = ranks.ask("compare", off=off, on=on, layers=_LAYERS, pairs=pairs)
+                self.found.rows.append(Row(compressor=name, **told, timestamp=now()))
+
+
+def shown(measured: FramesMeasurement) -> Shown:
+    """Yield a table of all compressors."""
+    named = {"compressor": lambda row: row.compressor}
+    yield table_of(
+        "Steps with MACs, as multiples of those with checksums beside them",
+        measured.rows,
+        named | columns("with checksums", "with MACs"),
     )
-    return compared(off, on, pairs=pairs)
 
 
-@contextmanager
-def keyed(path: Path) -> Iterator[dict[str, Any]]:
-    """Have a secret in a file, while settings of `exchange` name it. Collective.
+Pairs = Annotated[int, typer.Option(min=2, help="How often to compare times.")]
 
-    Args:
-        path: A file that there is not yet, the same on every rank; they share a file system.
+
+def frames(
+    pairs: Pairs = 20, what: What = "*", json_file: JsonFile = None, update: Update = None
+) -> None:
+    """Train a perceptron by two processes, with checksums and with MACs, in turns in one run.
+
+    Takes a minute.
     """
-    first = dist.get_rank() == 0
-    if first:
-        path.touch(mode=0o600)
-        path.write_text(_SECRET, encoding="utf-8")
-    dist.barrier()
-    try:
-        yield {"authenticate": True, "secret_file": str(path)}
-    finally:
-        dist.barrier()
-        if first:
-            path.unlink()
-
-
-def lines() -> Iterator[str]:
-    """Measure each compressor, and say what was found."""
-    path = Path(tempfile.gettempdir()) / f"compressa-bench-frames-{os.environ['MASTER_PORT']}"
-    with keyed(path) as settings:
-        for compressor in COMPRESSORS:
-            found = measured(settings, compressor)
-            yield (
-                f"{compressor}: step with checksums {1e3 * found.off_s:.1f} ms; with MACs "
-                f"{found.text}"
-            )
-
-
-if __name__ == "__main__":
-    report(lines())
+    carry_out(FramesBench(pairs, what), shown, json_file, update)

@@ -1,11 +1,4 @@
-"""The walk of a gradient: the Python calls of one step, the files they are in, and the threads.
-
-    torchrun --nproc-per-node 2 -m benchmarks.walk
-    torchrun --nproc-per-node 2 -m benchmarks.walk --functions --elems 4096
-
-A model of one parameter is trained, int8 over TCP: one unit, one message each way. Of the steps
-that are looked at, the one with the fewest changes of thread is shown, on rank 0: a busy machine
-has threads take turns that have nothing to tell each other.
+"""`python -m benchmarks walk`: the Python calls of one step, their files, and the threads.
 
 - *calls*: how often a Python function began, or a generator went on; those in files of compressa,
   kernels and schedulers, and all. On the training thread, what the library's functions call counts,
@@ -13,205 +6,188 @@ has threads take turns that have nothing to tell each other.
 - *files*: in how many of these files they are.
 - *changes*: how often a call comes from another thread than the call before it.
 
-Times are those of an engine of its own, whose threads nobody looks at.
+How that is found out stands in `walk_rank`; what rank 0 tells counts.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from statistics import median
-from types import CodeType, FrameType
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated, ClassVar, Literal
 
-import compressa.kernels
-import compressa.schedulers
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+import typer
+from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveInt
 
-import compressa
-from benchmarks.paired import Trained, report
-from compressa.hooks import register_comm_hook
+from compressa.errors import ConfigError
+from compressa.machine import now
+from compressa.testbed import open_testbed
+from harness import records
+from harness.records import Positive
+from harness.runner import JsonFile, Shown, Update, carry_out
+from harness.start import started_ranks
+from harness.tables import Table, Target, Verdict, table_of, verdicts_table
 
 ELEMS = (1 << 12, 1 << 16, 1 << 20)
 """Of the parameter: messages of 4 KiB, of 64 KiB and of 1 MiB."""
 
-_CONFIG = {"compressor": "int8", "exchange": {"transport": "tcp"}}
-_WARM_STEPS, _STEPS, _TIMED_STEPS = 5, 9, 200
-_REST_S = 0.02  # for threads to come to rest after a step
-_ROOTS = tuple(
-    f"{Path(str(package.__file__)).parent}{os.sep}"
-    for package in (compressa, compressa.kernels, compressa.schedulers)
-)
+JUDGED_ELEMS = 1 << 12
+"""Targets are those of this parameter's gradient, of 16 KiB."""
+
+CALLS = Target("calls", 500, shown="{:.0f}", asked="<= {:.0f}")
+FILES = Target("files", 35, shown="{:.0f}", asked="<= {:.0f}")
+CHANGES = Target("changes of thread", 8, shown="{:.0f}", asked="<= {:.0f}")
+
+_RANKS = 2
+_BESIDE = 16  # a parameter's rows, of as many elements
 
 
-@dataclass(frozen=True)
-class Walk:
-    """The calls of one step, in their order.
+class Row(records.Row):
+    """The walk of a parameter's gradient, and times of a step that nobody looks at.
 
-    Attributes:
-        calls: Of each, the thread and what was called.
+    `functions` are the calls by file and function, the most frequent ones first; a file that is
+    none of the library's stands in parentheses. `own` are those of the library, in so many `files`.
+    `step_s` and `cpu_s` are the median time of a step, and the mean of the processor's.
     """
 
-    calls: Sequence[tuple[int, CodeType]]
+    elems: Annotated[int, Field(gt=0, multiple_of=_BESIDE)]
+    own: NonNegativeInt
+    files: NonNegativeInt
+    changes: NonNegativeInt
+    step_s: Positive
+    cpu_s: Positive
+    functions: dict[str, PositiveInt]
+    timestamp: AwareDatetime
 
     @property
-    def own(self) -> int:
-        """Calls of functions of the library."""
-        return sum(_is_own(code) for _, code in self.calls)
+    def identity(self) -> tuple[object, ...]:
+        """What it is of."""
+        return (self.elems,)
 
     @property
-    def changes(self) -> int:
-        """How often a call comes from another thread than the one before it."""
-        return sum(one != other for (one, _), (other, _) in pairwise(self.calls))
+    def gradient_bytes(self) -> int:
+        """Of its float32."""
+        return 4 * self.elems
 
     @property
-    def files(self) -> Counter[str]:
-        """Calls by file of the library, from its root; of all others, by module's file name."""
-        return Counter(_place(code) for _, code in self.calls)
+    def calls(self) -> int:
+        """All of them."""
+        return sum(self.functions.values())
 
     @property
-    def own_files(self) -> int:
-        """In how many files of the library they are."""
-        return len({code.co_filename for _, code in self.calls if _is_own(code)})
-
-    @property
-    def functions(self) -> Counter[str]:
-        """Calls by file and function."""
-        return Counter(f"{_place(code)}: {code.co_qualname}" for _, code in self.calls)
+    def by_file(self) -> dict[str, int]:
+        """Calls by file, the most frequent ones first."""
+        found: Counter[str] = Counter()
+        for name, calls in self.functions.items():
+            found[name.partition(": ")[0]] += calls
+        return dict(found.most_common())
 
 
-class Recorder:
-    """Notes the calls of the thread that makes it, and of all threads that start afterwards."""
+class Header(records.Header):
+    """Where, when and how."""
 
-    def __init__(self) -> None:
-        self._calls: list[tuple[int, CodeType]] | None = None
-        self._training = threading.get_ident()
-        self._depth = 0  # of the training thread, from the library's first function on
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Have it look meanwhile; threads of now are looked at until they end."""
-        threading.setprofile(self._note)
-        sys.setprofile(self._note)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
-
-    def walk(self, step: Callable[[], object]) -> Walk:
-        """Note the calls of one step."""
-        calls: list[tuple[int, CodeType]] = []
-        self._calls = calls
-        step()
-        time.sleep(_REST_S)
-        self._calls = None
-        return Walk(calls)
-
-    def _note(self, frame: FrameType, event: str, _: object) -> None:
-        calls = self._calls
-        if calls is None or event not in ("call", "return"):
-            return
-        thread, code, call = threading.get_ident(), frame.f_code, event == "call"
-        if thread == self._training:
-            if not (self._depth or (call and _is_own(code))):
-                return
-            self._depth += 1 if call else -1
-        if call:
-            calls.append((thread, code))
+    format: Literal["compressa.bench.walk"] = "compressa.bench.walk"
+    threads_per_rank: Literal[1] = 1
+    ranks: Literal[2] = 2
 
 
-def _is_own(code: CodeType) -> bool:
-    return code.co_filename.startswith(_ROOTS)
+class WalkMeasurement(records.Measurement):
+    """The whole file."""
+
+    command: ClassVar[str] = "python -m benchmarks walk"
+
+    header: Header
+    rows: list[Row] = Field(default_factory=list)
 
 
-def _place(code: CodeType) -> str:
-    file = code.co_filename
-    for root in _ROOTS:
-        if file.startswith(root):
-            return str(Path(file).relative_to(Path(root).parent))
-    return f"({Path(file).name})"
-
-
-def trained(elems: int) -> Trained:
-    """Return a model of one parameter of so many elements, with a hook.
-
-    Raises:
-        CompressaError: As `register_comm_hook`.
-    """
-    model = DistributedDataParallel(nn.Linear(elems // 16, 16, bias=False))
-    handle = register_comm_hook(model, _CONFIG)
-    inputs = torch.randn(1, elems // 16)
-
-    def step() -> None:
-        model.zero_grad()
-        model(inputs).square().sum().backward()
-
-    return Trained(step, handle)
-
-
-def walked(elems: int) -> Walk:
-    """Return the walk of a step in which no thread was disturbed by another. Collective.
+class WalkBench:
+    """Counts the calls of steps of one parameter after the other.
 
     Args:
-        elems: Of the only parameter, a multiple of 16.
+        sizes: Elements of each.
+
+    Attributes:
+        found: What was measured so far.
+
+    Raises:
+        ConfigError: A size is no multiple of 16.
     """
-    recorder = Recorder()
-    with recorder.installed():
-        step, handle = trained(elems)
-        for _ in range(_WARM_STEPS):
-            step()
-        walks = []
-        for _ in range(_STEPS):
-            dist.barrier()
-            walks.append(recorder.walk(step))
-        handle.close()
-    return min(walks, key=lambda walk: (walk.changes, len(walk.calls)))
+
+    def __init__(self, sizes: list[int]) -> None:
+        for elems in sizes:
+            if elems % _BESIDE:
+                raise ConfigError(f"--elems: {elems} is no multiple of {_BESIDE}")
+        header = Header.here({"torch": version("torch")})
+        self.found, self._sizes = WalkMeasurement(header=header), sizes
+
+    def run(self) -> Iterator[str]:
+        """Measure everything; say what comes next, each time that there is a row more.
+
+        Raises:
+            TransportError: A rank died or failed.
+        """
+        yield "starting two processes"
+        with (
+            open_testbed(_RANKS, "unshaped", kind="loopback", self_check=False) as bed,
+            started_ranks(bed, "benchmarks.walk_rank:Walking") as ranks,
+        ):
+            for elems in self._sizes:
+                yield f"{elems} elements"
+                ranks.tell("walk", elems=elems)
+                told, _ = ranks.answers("walk")
+                self.found.rows.append(Row(elems=elems, **told, timestamp=now()))
 
 
-def timed(elems: int) -> tuple[float, float]:
-    """Return the median seconds of a step, and those of the processor. Collective."""
-    step, handle = trained(elems)
-    for _ in range(_WARM_STEPS):
-        step()
-    wall, cpu_s = [], time.process_time()
-    for _ in range(_TIMED_STEPS):
-        started_s = time.perf_counter()
-        step()
-        wall.append(time.perf_counter() - started_s)
-    cpu_s = time.process_time() - cpu_s
-    handle.close()
-    return median(wall), cpu_s / _TIMED_STEPS
+def verdicts(measured: WalkMeasurement) -> Iterator[Verdict]:
+    """Yield what is reached of what is asked of the smallest gradient."""
+    for row in measured.rows:
+        if row.elems == JUDGED_ELEMS:
+            yield CALLS.judged((), row.calls)
+            yield FILES.judged((), row.files)
+            yield CHANGES.judged((), row.changes)
 
 
-def lines(sizes: Sequence[int], *, functions: bool) -> Iterator[str]:
-    """Measure a step of each size, and say what was found; of the last, what was called."""
-    for elems in sizes:
-        wall_s, cpu_s = timed(elems)
-        walk = walked(elems)
-        yield (
-            f"{4 * elems} bytes of gradient: {len(walk.calls)} calls, {walk.own} of the library's "
-            f"in {walk.own_files} files, {walk.changes} changes of thread; step "
-            f"{1e6 * wall_s:.0f} us, of the processor {1e6 * cpu_s:.0f} us"
-        )
-    for name, calls in (walk.functions if functions else walk.files).most_common():
-        yield f"{calls:6}  {name}"
+def shown(measured: WalkMeasurement, *, functions: bool = False) -> Shown:
+    """Yield a table of all sizes, the targets, and what was called of the last size.
+
+    Args:
+        measured: It.
+        functions: Say what was called by function, and not by file.
+    """
+    columns: dict[str, Callable[[Row], str]] = {
+        "bytes of gradient": lambda row: f"{row.gradient_bytes:,}",
+        "calls": lambda row: f"{row.calls:,}",
+        "of the library": lambda row: f"{row.own:,}",
+        "files": lambda row: str(row.files),
+        "changes of thread": lambda row: str(row.changes),
+        "step, us": lambda row: f"{1e6 * row.step_s:,.0f}",
+        "of the processor, us": lambda row: f"{1e6 * row.cpu_s:,.0f}",
+    }
+    yield table_of("A step on rank 0", measured.rows, columns)
+    yield verdicts_table(verdicts(measured))
+    for last in measured.rows[-1:]:
+        named = last.functions if functions else last.by_file
+        lines = [(name, f"{calls:,}") for name, calls in named.items()]
+        yield Table(f"Of {last.gradient_bytes:,} bytes", ("called", "calls"), lines)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--functions", action="store_true", help="show calls by function")
-    parser.add_argument("--elems", type=int, nargs="+", default=ELEMS, help="of the parameter")
-    given = parser.parse_args()
-    report(lines(given.elems, functions=given.functions))
+ElemsList = Annotated[
+    list[int] | None,
+    typer.Option("--elems", min=_BESIDE, help="Of the parameter; several times, multiples of 16."),
+]
+Functions = Annotated[bool, typer.Option("--functions", help="Show calls by function.")]
+
+
+def walk(
+    elems: ElemsList = None,
+    functions: Functions = False,
+    json_file: JsonFile = None,
+    update: Update = None,
+) -> None:
+    """Count the Python calls, files and changes of thread of a step, and time it.
+
+    Takes half a minute.
+    """
+    bench = WalkBench(elems or [*ELEMS])
+    carry_out(bench, partial(shown, functions=functions), json_file, update)

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveInt, model_validator
 
+from benchmarks import paired
 from harness import records
 from harness.records import NotNegative, Positive, Row, Spread
 
@@ -115,14 +116,9 @@ class Overhead(Row):
     timestamp: AwareDatetime
 
 
-class Traced(Row):
-    """What it costs to record a trace: as a multiple of the same step without."""
+class Traced(paired.Overhead):
+    """What it costs to record a trace."""
 
-    step_s: Positive
-    ratio: Positive
-    ratio_low: Positive
-    ratio_high: Positive
-    cpu_ratio: Positive
     timestamp: AwareDatetime
 
 

@@ -130,7 +130,6 @@ def _traced(bed: NetnsTestbed, ranks: Ranks) -> Traced:
     ranks.ask("open", compressor=_TRACED, methods=[AUTO], link=figures)
     ranks.ask("size", batch=_TRACED_BATCH)
     ranks.ask("warm", method=AUTO)
-    found = ranks.ask("trace", method=AUTO, path=trace, pairs=_TRACED_PAIRS)
+    told = ranks.ask("trace", method=AUTO, path=trace, pairs=_TRACED_PAIRS)
     ranks.ask("close")
-    ratios = {name: found[name] for name in ("ratio", "ratio_low", "ratio_high", "cpu_ratio")}
-    return Traced(step_s=found["off_s"], **ratios, timestamp=now())
+    return Traced(**told, timestamp=now())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from benchmarks import paired
 from benchmarks.schedule.plan import AUTO, DDP, OURS, RATIOS
 from benchmarks.schedule.records import Case, Jobs, Pushes, ScheduleMeasurement, Step
 from compressa.link.texts import ms_text, size_text
@@ -95,12 +96,7 @@ def _tables(measured: ScheduleMeasurement) -> Iterator[Table]:
     yield table_of(
         f"Steps of `{AUTO}` with a trace, as multiples of those without beside them",
         measured.traced,
-        {
-            "step without, ms": lambda row: ms_text(row.step_s),
-            "with": lambda row: f"{row.ratio:.3f}",
-            "quartiles": lambda row: f"{row.ratio_low:.3f} to {row.ratio_high:.3f}",
-            "processor time": lambda row: f"{row.cpu_ratio:.3f}",
-        },
+        paired.columns("without", "with"),
     )
     yield from map(_jobs, measured.jobs)
     yield from map(_pushes, measured.pushes)

@@ -10,7 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,7 +191,7 @@ class Training:
 
         found = overhead(step, switch, pairs=pairs, steps=2)
         trainer.settle()
-        return asdict(found)
+        return found.model_dump()
 
     def units(self, compressor: str, rounds: int) -> dict[str, float]:
         """Tell what units take; see `unit_costs`."""
