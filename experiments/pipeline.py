@@ -1,17 +1,18 @@
-# torchrun --nproc-per-node 2 experiments/pipeline.py --out docs/measurements/pipeline.json
+# python experiments/pipeline.py --json docs/measurements/pipeline.json
 """The character GPT cut in two, its edge compressed in several ways: losses and bytes.
 
 All runs start from the same parameters and see the same batches: 8 windows of 64 characters, two
 microbatches of four, drawn in epochs from 256 windows of the standard library's source text, since
-differences need samples that come again. Rank 1 writes one JSON row for each way.
+differences need samples that come again.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from importlib.metadata import version
 from statistics import fmean
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,18 @@ import typer
 from lab.tasks.char_gpt import GPT, SIZES
 from lab.tasks.corpus import standard_library
 from lab.tasks.task import EpochOrder, seeded, warmup_then_cosine
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import compressa
-from harness.records import Provenance
+from compressa.testbed import open_testbed
+from harness import records
+from harness.records import NotNegative, Positive
+from harness.runner import JsonFile, Shown, What, carry_out, refuse_unmatched
+from harness.start import started_ranks
+from harness.tables import table_of
+from harness.wire import Wire
 
 WINDOWS, ROWS, MICROBATCHES = 256, 8, 2
 WAYS: dict[str, dict[str, Any]] = {
@@ -35,6 +43,73 @@ WAYS: dict[str, dict[str, Any]] = {
     "int2": {"activations": "int2", "gradients": "int8"},
     "int2, differences": {"activations": "int2", "gradients": "int8", "differences": True},
 }
+
+_PATIENCE_S = 3600.0  # for a way
+
+
+class Row(records.Row):
+    """Training by one way: mean losses in nats per character, and what both ranks have sent."""
+
+    way: str
+    steps: PositiveInt
+    first_loss: Positive
+    last_epoch_loss: Positive
+    activation_bytes_per_step: NotNegative
+    gradient_bytes_per_step: NotNegative
+
+
+class Header(records.Header):
+    """Where and when."""
+
+    format: Literal["compressa.experiments.pipeline"] = "compressa.experiments.pipeline"
+
+
+class PipelineMeasurement(records.Measurement):
+    """The whole file."""
+
+    command: ClassVar[str] = "python experiments/pipeline.py"
+
+    header: Header
+    rows: list[Row] = Field(default_factory=list)
+
+
+class PipelineBench:
+    """Trains one way after the other.
+
+    Args:
+        steps: Of each way.
+        pattern: That names of ways match.
+
+    Attributes:
+        found: What was measured so far.
+
+    Raises:
+        ConfigError: No name does.
+    """
+
+    def __init__(self, steps: int, pattern: str) -> None:
+        refuse_unmatched("--what", pattern, WAYS)
+        header = Header.here({"torch": version("torch")})
+        self.found = PipelineMeasurement(header=header)
+        self._steps = steps
+        self._ways = {way: WAYS[way] for way in WAYS if fnmatchcase(way, pattern)}
+
+    def run(self) -> Iterator[str]:
+        """Train all; say what comes next, each time that there is a row more.
+
+        Raises:
+            TransportError: A rank died or failed.
+        """
+        yield "starting two processes"
+        with (
+            open_testbed(2, "unshaped", kind="loopback", self_check=False) as bed,
+            started_ranks(bed, "pipeline:Training") as ranks,
+        ):
+            for way, pipeline in self._ways.items():
+                yield way
+                ranks.tell("train", pipeline=pipeline, steps=self._steps)
+                _, told = ranks.answers("train", _PATIENCE_S)
+                self.found.rows.append(Row(way=way, steps=self._steps, **told))
 
 
 class First(nn.Module):
@@ -102,21 +177,37 @@ def train(pipeline: dict[str, Any], steps: int) -> dict[str, Any]:
     }
 
 
+class Training:
+    """What a rank can be asked for; see `harness.rank`."""
+
+    def __init__(self, wire: Wire) -> None:
+        pass
+
+    def train(self, pipeline: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Train one way; the last rank tells the figures of a `Row`."""
+        return train(pipeline, steps)
+
+
+def shown(measured: PipelineMeasurement) -> Shown:
+    """Yield a table of all ways."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "activations": lambda row: row.way,
+        "steps": lambda row: str(row.steps),
+        "first loss": lambda row: f"{row.first_loss:.3f}",
+        "last epoch's": lambda row: f"{row.last_epoch_loss:.3f}",
+        "kB forward in a step": lambda row: f"{row.activation_bytes_per_step / 1e3:.1f}",
+        "kB back": lambda row: f"{row.gradient_bytes_per_step / 1e3:.1f}",
+    }
+    yield table_of("Losses in nats per character", measured.rows, columns)
+
+
 def main(
-    out: Annotated[Path, typer.Option(help="A JSON file, which is written anew.")],
+    json_file: JsonFile = None,
     steps: Annotated[int, typer.Option(min=32, help="Steps of each way; 32 are an epoch.")] = 192,
+    what: What = "*",
 ) -> None:
-    """Train all ways one after the other, and write what came of them."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rows = []
-    for way, pipeline in WAYS.items():
-        rows.append({"way": way, "steps": steps, **train(pipeline, steps)})
-        if dist.get_rank() == 1:
-            print(json.dumps(rows[-1]), flush=True)
-            text = {"provenance": Provenance.now().model_dump(), "rows": rows}
-            out.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
-    dist.destroy_process_group()
+    """Train all ways one after the other, by two processes."""
+    carry_out(PipelineBench(steps, what), shown, json_file)
 
 
 if __name__ == "__main__":
