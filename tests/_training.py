@@ -1,4 +1,4 @@
-"""What ranks do in tests: functions that are called by name with JSON arguments."""
+"""What ranks do in tests of several folders: functions that `_ranks` has them call."""
 
 from __future__ import annotations
 
