@@ -112,6 +112,6 @@ def frames(
 ) -> None:
     """Train a perceptron by two processes, with checksums and with MACs, in turns in one run.
 
-    Takes a minute.
+    Takes a minute or two.
     """
     carry_out(FramesBench(pairs, what), shown, json_file, update)

@@ -123,6 +123,6 @@ def integrity(
 ) -> None:
     """Train perceptrons by two processes that compare replicas and that do not, in turns.
 
-    Takes a minute.
+    Takes a minute or two.
     """
     carry_out(IntegrityBench(layers or [*LAYERS], pairs), shown, json_file, update)

@@ -40,7 +40,7 @@ FILES = Target("files", 35, shown="{:.0f}", asked="<= {:.0f}")
 CHANGES = Target("changes of thread", 8, shown="{:.0f}", asked="<= {:.0f}")
 
 _RANKS = 2
-_BESIDE = 16  # a parameter's rows, of as many elements
+_ROWS = 16  # of the parameter, whose elements they divide
 
 
 class Row(records.Row):
@@ -51,7 +51,7 @@ class Row(records.Row):
     `step_s` and `cpu_s` are the median time of a step, and the mean of the processor's.
     """
 
-    elems: Annotated[int, Field(gt=0, multiple_of=_BESIDE)]
+    elems: Annotated[int, Field(gt=0, multiple_of=_ROWS)]
     own: NonNegativeInt
     files: NonNegativeInt
     changes: NonNegativeInt
@@ -116,8 +116,8 @@ class WalkBench:
 
     def __init__(self, sizes: list[int]) -> None:
         for elems in sizes:
-            if elems % _BESIDE:
-                raise ConfigError(f"--elems: {elems} is no multiple of {_BESIDE}")
+            if elems % _ROWS:
+                raise ConfigError(f"--elems: {elems} is no multiple of {_ROWS}")
         header = Header.here({"torch": version("torch")})
         self.found, self._sizes = WalkMeasurement(header=header), sizes
 
@@ -174,7 +174,7 @@ def shown(measured: WalkMeasurement, *, functions: bool = False) -> Shown:
 
 ElemsList = Annotated[
     list[int] | None,
-    typer.Option("--elems", min=_BESIDE, help="Of the parameter; several times, multiples of 16."),
+    typer.Option("--elems", min=_ROWS, help="Of the parameter; several times, multiples of 16."),
 ]
 Functions = Annotated[bool, typer.Option("--functions", help="Show calls by function.")]
 
