@@ -86,7 +86,7 @@ def test_every_hyper_parameter_is_explained(name: str) -> None:
     entry = COMPRESSORS[name]
     fields = [field.name for field in dataclasses.fields(entry.compressor) if field.init]
     lines = list(hyper_parameters(entry))
-    assert [re.match(r"`(\w+) = ", line)[1] for line in lines] == fields  # type: ignore[index]
+    assert [re.match(r"`(\w+)[` ]", line)[1] for line in lines] == fields  # type: ignore[index]
     for line in lines:
         assert re.fullmatch(r"`\w+ = [^`]+`: .+\. .+", line), line
 
