@@ -28,7 +28,7 @@ from .blockwise_mean import BlockwiseMeans, Owned, Packed, average_blockwise, av
 from .casts import narrow, sum_casts, widen
 from .checksums import checksum
 from .chunks import absorb_chunks, add_chunks, take_largest_chunks
-from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
+from .dct import ChunkForm, add_coefficients, are_positions, keep_coefficients
 from .dgc import most_selected, select_dgc
 from .elias_fano import elias_fano_bytes, pack_increasing, unpack_increasing
 from .feedback import absorb_residual, all_finite
@@ -85,7 +85,7 @@ __all__ = [
     "add_chunks",
     "add_coefficients",
     "all_finite",
-    "are_places",
+    "are_positions",
     "array_at",
     "average_blockwise",
     "average_vectors",

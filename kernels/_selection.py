@@ -21,7 +21,7 @@ def unscaled(x: Gradient, residual: F32 | None, loss_scale: float) -> F32:
     return effective(widened(x), residual, loss_scale) * (np.float32(1) / np.float32(loss_scale))
 
 
-def sample_places(n: int, sample: int) -> U32:
+def sample_indices(n: int, sample: int) -> U32:
     """Return the indices of one element from each of some stretches of equal length.
 
     Args:

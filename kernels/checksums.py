@@ -1,7 +1,7 @@
 """Checksum: 64 bits that tell whether bytes are still what they were.
 
 The number of bytes, plus the sum, modulo 2^64, of a mix of each 8-byte little-endian word w_i and
-its place i; the last word is filled up with zeros. With m = w_i + i A, then m = (m ^ (m >> 32)) B,
+its index i; the last word is filled up with zeros. With m = w_i + i A, then m = (m ^ (m >> 32)) B,
 then m ^ (m >> 29), all modulo 2^64 and with logical shifts:
 
 * Each step of the mix is a bijection, so a change within one word always changes the sum. Any other

@@ -124,8 +124,8 @@ def take_largest_chunks(
         return
     chosen[:] = np.sort(np.argsort(-norms, kind="stable")[: chosen.size])
     if not hold:
-        for place, part in _pairs(values, chosen, residual, chunk):
-            place[: part.size] = part
+        for sent, part in _pairs(values, chosen, residual, chunk):
+            sent[: part.size] = part
             part[:] = 0
 
 
@@ -173,8 +173,8 @@ def add_existing_chunks(
     if or_nan and chosen.size and int(chosen[-1]) * chunk >= out.size:
         out[:] = np.nan
         return
-    for place, part in _pairs(values, chosen, out, chunk):
-        part += np.float32(weight) * place[: part.size]
+    for sent, part in _pairs(values, chosen, out, chunk):
+        part += np.float32(weight) * sent[: part.size]
 
 
 def _pairs(values: F32, chosen: U32, whole: F32, chunk: int) -> Iterator[tuple[F32, F32]]:

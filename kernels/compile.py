@@ -221,13 +221,13 @@ def compile_dct(kinds: Kinds) -> None:
     """Cosine coefficients, with and without residual."""
     residual, out = np.zeros((2, _ELEMS), np.float32)
     form = dct.ChunkForm(chunk=64, kept=_KEPT)
-    value_elems, place_bytes = form.sizes(_ELEMS)
-    places = np.zeros(place_bytes, np.uint8)
+    value_elems, position_bytes = form.sizes(_ELEMS)
+    positions = np.zeros(position_bytes, np.uint8)
     for values in kinds(np.zeros(value_elems, np.float32)):
         for x in kinds(_ZEROS):
             for kept in (None, residual):
-                dct.keep_coefficients(x, values, places, form=form, residual=kept)
-        dct.add_coefficients(values, places, out, form=form)
+                dct.keep_coefficients(x, values, positions, form=form, residual=kept)
+        dct.add_coefficients(values, positions, out, form=form)
 
 
 def compile_selections(kinds: Kinds) -> None:
@@ -240,7 +240,7 @@ def compile_selections(kinds: Kinds) -> None:
                 for k in (_KEPT, elems // 2 + _KEPT):
                     topk.select_top_k(x, k, indices[:k], values[:k], residual=kept)
                 room = indices[:_KEPT], values[:_KEPT]
-                select.select_above(x, 1.0, *room, unit="rms", residual=kept)
+                select.select_above(x, 1.0, *room, relative_to="rms", residual=kept)
                 sidco.select_sidco(x, _KEPT, 3, *room, residual=kept)
                 adacomp.select_adacomp(x, 50, *room, residual=kept)
                 most = dgc.most_selected(_KEPT)

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: where they are, and whose turn it is to compile.
+"""Compiled kernels on disk: where they are, and who compiles them.
 
 Compiled code is kept in a folder (see `compressa.kernels.cpu._cache`). What is compiled under this
 module's lock is compiled by one process of a host: the others wait, and load what it left.
@@ -56,7 +56,7 @@ def one_at_a_time(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
         yield
 
 
-def compile_once(what: str, work: Callable[[], object], turn: str = "compressa") -> None:
+def compile_once(what: str, work: Callable[[], object], lock: str = "compressa") -> None:
     """Have the first process of a host compile kernels, and all others load them.
 
     The lock is beside the compiled code. Where nothing can be written, every process compiles for
@@ -65,7 +65,7 @@ def compile_once(what: str, work: Callable[[], object], turn: str = "compressa")
     Args:
         what: What `work` compiles: the same text for the same kernels.
         work: Calls the kernels; in every process, whether it compiles or loads.
-        turn: One process at a time has a turn of this name. What is compiled while a deadline
+        lock: One process at a time holds the lock of this name. What is compiled while a deadline
             runs has one of its own, so that it waits for nothing long.
 
     Raises:
@@ -78,7 +78,7 @@ def compile_once(what: str, work: Callable[[], object], turn: str = "compressa")
         return
     mark = folder / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}-{_identity()}.compiled"
     if not mark.exists():
-        with one_at_a_time(folder / f"{turn}.lock"):
+        with one_at_a_time(folder / f"{lock}.lock"):
             if not mark.exists():
                 with _told(f"once for this machine and version; they are kept in {folder}"):
                     work()

@@ -8,15 +8,15 @@ out of a tile of n elements is at most 1 - k/n of the square of p.
     c[j] = sum_i p[i] T[j, i],    T[j, i] = s[j] cos(pi (2i + 1) j / (2N)),
     s[0] = sqrt(1/N), s[j] = sqrt(2/N),    p[i] = sum_j c[j] T[j, i]
 
-In a tile this is done to its rows, and then to the columns of the result; place j of a coefficient
-is N times its row's plus its column's. Below, a chunk is a tile of one row. What goes beyond the
-matrix or the vector is padded with zeros, and all n coefficients can be kept.
+In a tile this is done to its rows, and then to the columns of the result; the position j of a
+coefficient is N times its row's plus its column's. Below, a chunk is a tile of one row. What goes
+beyond the matrix or the vector is padded with zeros, and all n coefficients can be kept.
 
-Places on the wire, per tile `ChunkForm.place_bytes` bytes, of two formats the shorter one (the
-first of equal ones): k increasing numbers of log2 n bits in one little-endian bit stream, the last
-byte filled with zeros; or a bitmap, element e being bit e % 8 of byte e // 8. Values are float32,
-float16 or bfloat16, k per tile, in the order of their places. Tiles follow each other from left to
-right, then downwards.
+Positions on the wire, per tile `ChunkForm.position_bytes` bytes, of two formats the shorter one
+(the first of equal ones): k increasing numbers of log2 n bits in one little-endian bit stream, the
+last byte filled with zeros; or a bitmap, element e being bit e % 8 of byte e // 8. Values are
+float32, float16 or bfloat16, k per tile, in the order of their positions. Tiles follow each other
+from left to right, then downwards.
 
 Exact arithmetic:
 
@@ -30,11 +30,11 @@ Exact arithmetic:
   kept j in order, each product rounded, rounded to float32 at the end. Then, if the tile has more
   than one row, each column likewise, over those rows in order. New residual =
   (p - decode) * (1 / loss_scale) in float32.
-* If any coefficient or value of a tile is infinite or NaN, all its values are NaN, at places 0 to
-  k-1. Its residual is left as it was if some p is not finite. Otherwise, and for an element whose
-  residual would not be finite, it is w = p * (1 / loss_scale) where |w| <= 2**121, or 2**9 for
-  values in float16, which a smaller loss scale will send, and left as it was elsewhere: no values
-  hold the coefficients of larger ones.
+* If any coefficient or value of a tile is infinite or NaN, all its values are NaN, at positions 0
+  to k-1. Its residual is left as it was if some p is not finite. Otherwise, and for an element
+  whose residual would not be finite, it is w = p * (1 / loss_scale) where |w| <= 2**121, or 2**9
+  for values in float16, which a smaller loss scale will send, and left as it was elsewhere: no
+  values hold the coefficients of larger ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from ._arrays import (
 from ._backends import backend
 from ._numpy import combine, effective, put, remainder, widened
 
-Places = npt.NDArray[np.intp]
+Positions = npt.NDArray[np.intp]
 
 Coefficients = npt.NDArray[Any]
 """float32, float16, or uint16 that holds the bits of bfloat16."""
@@ -126,13 +126,13 @@ class ChunkForm:
 
     @property
     def width(self) -> int:
-        """Bits of a place in the bit stream; 0 for a bitmap."""
+        """Bits of a position in the bit stream; 0 for a bitmap."""
         width = self.tile_elems.bit_length() - 1
         return width if (self.kept * width + 7) // 8 <= self.tile_elems // 8 else 0
 
     @property
-    def place_bytes(self) -> int:
-        """Bytes of the places of one tile."""
+    def position_bytes(self) -> int:
+        """Bytes of the positions of one tile."""
         return (self.kept * self.width + 7) // 8 if self.width else self.tile_elems // 8
 
     def tiles(self, n: int) -> int:
@@ -140,9 +140,9 @@ class ChunkForm:
         return block_count(n, self.band_elems) * self.band_tiles
 
     def sizes(self, n: int) -> tuple[int, int]:
-        """Return how many values and how many bytes of places ``n`` elements have."""
+        """Return how many values and how many bytes of positions ``n`` elements have."""
         tiles = self.tiles(n)
-        return tiles * self.kept, tiles * self.place_bytes
+        return tiles * self.kept, tiles * self.position_bytes
 
 
 @cache
@@ -177,7 +177,7 @@ def _quarter(chunk: int) -> F64:
 def keep_coefficients(
     x: Gradient,
     values: Coefficients,
-    places: U8,
+    positions: U8,
     *,
     form: ChunkForm,
     residual: F32 | None = None,
@@ -188,15 +188,15 @@ def keep_coefficients(
     Example:
         >>> import numpy as np
         >>> form = ChunkForm(chunk=16, kept=1)
-        >>> values, places = np.empty(1, np.float32), np.empty(1, np.uint8)
-        >>> keep_coefficients(np.full(16, 0.5, np.float32), values, places, form=form)
-        >>> values.tolist(), places.tolist()
+        >>> values, positions = np.empty(1, np.float32), np.empty(1, np.uint8)
+        >>> keep_coefficients(np.full(16, 0.5, np.float32), values, positions, form=form)
+        >>> values.tolist(), positions.tolist()
         ([2.0], [0])
 
     Args:
         x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
         values: float32[form.sizes(n)[0]]; float16 or, for bfloat16, uint16 too. Overwritten.
-        places: uint8[form.sizes(n)[1]], overwritten.
+        positions: uint8[form.sizes(n)[1]], overwritten.
         form: Tiles, and how many coefficients of each.
         residual: float32[n], updated in place; None for no feedback.
         loss_scale: Loss scale that ``x`` carries and the residual does not.
@@ -206,11 +206,11 @@ def keep_coefficients(
         ValueError: A shape, a layout or ``loss_scale`` is wrong.
     """
     check_gradient(x)
-    _check_payload(values, places, x.size, form, writable=True)
+    _check_payload(values, positions, x.size, form, writable=True)
     check_feedback(residual, x.size, loss_scale)
-    if kernel := backend("dct", x, values, places, residual):
+    if kernel := backend("dct", x, values, positions, residual):
         kernel.keep_coefficients(
-            x, values, places, form=form, residual=residual, loss_scale=loss_scale
+            x, values, positions, form=form, residual=residual, loss_scale=loss_scale
         )
         return
     for rows, chosen, packed in _tiles(x.size, form):
@@ -223,7 +223,7 @@ def keep_coefficients(
         if not (np.isfinite(coefficients).all() and np.isfinite(widened(values[chosen])).all()):
             kept = np.arange(form.kept)
             put(np.full(form.kept, np.nan, np.float32), values[chosen])
-        sent, places[packed] = widened(values[chosen]), _pack(kept, form)
+        sent, positions[packed] = widened(values[chosen]), _pack(kept, form)
         if residual is not None and all(np.isfinite(row).all() for row in p):
             for row, own, decoded in zip(rows, p, _decode(sent, kept, form), strict=False):
                 error = remainder(own, decoded[: own.size], loss_scale)
@@ -233,23 +233,23 @@ def keep_coefficients(
                 residual[row] = np.where(np.isfinite(error), error, left_whole)
 
 
-def are_places(places: U8, *, form: ChunkForm) -> bool:
-    """Whether each tile has exactly k different places, in order, and nothing in unused bits.
+def are_positions(positions: U8, *, form: ChunkForm) -> bool:
+    """Whether each tile has exactly k different positions, in order, and nothing in unused bits.
 
     Args:
-        places: uint8[a multiple of form.place_bytes].
+        positions: uint8[a multiple of form.position_bytes].
         form: Tiles, and how many coefficients of each.
 
     Raises:
         TypeError: The dtype is wrong.
         ValueError: The shape or the layout is wrong.
     """
-    check_array("places", places, np.uint8)
-    if places.size % form.place_bytes:
-        raise ValueError(f"places must be a multiple of {form.place_bytes} bytes long")
-    if kernel := backend("dct", places):
-        return bool(kernel.are_places(places, form=form))
-    for packed in places.reshape(-1, form.place_bytes):
+    check_array("positions", positions, np.uint8)
+    if positions.size % form.position_bytes:
+        raise ValueError(f"positions must be a multiple of {form.position_bytes} bytes long")
+    if kernel := backend("dct", positions):
+        return bool(kernel.are_positions(positions, form=form))
+    for packed in positions.reshape(-1, form.position_bytes):
         found = _unpack(packed, form)
         increasing = found.size == form.kept and bool((np.diff(found) > 0).all())
         if not increasing or not np.array_equal(_pack(found, form), packed):
@@ -259,7 +259,7 @@ def are_places(places: U8, *, form: ChunkForm) -> bool:
 
 def add_coefficients(
     values: Coefficients,
-    places: U8,
+    positions: U8,
     out: F32,
     *,
     form: ChunkForm,
@@ -270,7 +270,7 @@ def add_coefficients(
 
     Args:
         values: float32[form.sizes(n)[0]]; float16 or, for bfloat16, uint16 too. Any are valid.
-        places: uint8[form.sizes(n)[1]], checked before anything is written.
+        positions: uint8[form.sizes(n)[1]], checked before anything is written.
         out: float32[n], overwritten, or added to.
         form: Tiles, and how many coefficients of each.
         weight: Factor on every decoded value.
@@ -278,32 +278,32 @@ def add_coefficients(
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape or a layout is wrong, or ``places`` is not as `are_places` demands.
+        ValueError: A shape or a layout is wrong, or ``positions`` is not as `are_positions` says.
     """
     check_array("out", out, np.float32, writable=True)
-    _check_payload(values, places, out.size, form)
-    if not are_places(places, form=form):
-        raise ValueError(f"a tile does not have {form.kept} different places in order")
-    if kernel := backend("dct", values, places, out):
-        kernel.add_coefficients(values, places, out, form=form, weight=weight, add=add)
+    _check_payload(values, positions, out.size, form)
+    if not are_positions(positions, form=form):
+        raise ValueError(f"a tile does not have {form.kept} different positions in order")
+    if kernel := backend("dct", values, positions, out):
+        kernel.add_coefficients(values, positions, out, form=form, weight=weight, add=add)
         return
     for rows, chosen, packed in _tiles(out.size, form):
-        decoded = _decode(widened(values[chosen]), _unpack(places[packed], form), form)
+        decoded = _decode(widened(values[chosen]), _unpack(positions[packed], form), form)
         for row, line in zip(rows, decoded, strict=False):
             combine(out[row], line[: row.stop - row.start], weight, add)
 
 
 def _check_payload(
-    values: Coefficients, places: U8, n: int, form: ChunkForm, *, writable: bool = False
+    values: Coefficients, positions: U8, n: int, form: ChunkForm, *, writable: bool = False
 ) -> None:
-    value_elems, place_bytes = form.sizes(n)
+    value_elems, position_bytes = form.sizes(n)
     dtype = values.dtype if values.dtype in (np.float16, np.uint16) else np.float32
     check_array("values", values, dtype, (value_elems,), writable=writable)
-    check_array("places", places, np.uint8, (place_bytes,), writable=writable)
+    check_array("positions", positions, np.uint8, (position_bytes,), writable=writable)
 
 
 def _tiles(n: int, form: ChunkForm) -> Iterator[tuple[list[slice], slice, slice]]:
-    """Elements of each row, values and bytes of places of each tile."""
+    """Elements of each row, values and bytes of positions of each tile."""
     for t in range(form.tiles(n)):
         band, across = divmod(t, form.band_tiles)
         first, wide = across * form.chunk, min(form.chunk, form.row_elems - across * form.chunk)
@@ -311,7 +311,7 @@ def _tiles(n: int, form: ChunkForm) -> Iterator[tuple[list[slice], slice, slice]
         yield (
             [slice(low, min(low + wide, n)) for low in lows],
             slice(t * form.kept, (t + 1) * form.kept),
-            slice(t * form.place_bytes, (t + 1) * form.place_bytes),
+            slice(t * form.position_bytes, (t + 1) * form.position_bytes),
         )
 
 
@@ -334,14 +334,14 @@ def _transform(p: list[F32], form: ChunkForm) -> F32:
     return np.concatenate([_sum_in_order(line[: len(p)], rows[: len(p)]) for line in table])
 
 
-def _pack(places: Places, form: ChunkForm) -> U8:
+def _pack(positions: Positions, form: ChunkForm) -> U8:
     if not form.width:
-        return np.packbits(np.isin(np.arange(form.tile_elems), places), bitorder="little")
-    bits = places[:, None] >> np.arange(form.width) & 1
+        return np.packbits(np.isin(np.arange(form.tile_elems), positions), bitorder="little")
+    bits = positions[:, None] >> np.arange(form.width) & 1
     return np.packbits(bits.ravel().astype(np.bool_), bitorder="little")
 
 
-def _unpack(packed: U8, form: ChunkForm) -> Places:
+def _unpack(packed: U8, form: ChunkForm) -> Positions:
     bits = np.unpackbits(packed, bitorder="little")
     if not form.width:
         return np.flatnonzero(bits)
@@ -349,10 +349,10 @@ def _unpack(packed: U8, form: ChunkForm) -> Places:
     return rows.astype(np.intp) @ (1 << np.arange(form.width))
 
 
-def _decode(values: F32, places: Places, form: ChunkForm) -> F32:
+def _decode(values: F32, positions: Positions, form: ChunkForm) -> F32:
     """What a tile's kept coefficients decode to, as float32[height, chunk]."""
     table, turned = basis(form.chunk)
-    found, columns = np.divmod(places, form.chunk)
+    found, columns = np.divmod(positions, form.chunk)
     kept = np.unique(found)
     rows = [_sum_in_order(values[found == j], table[columns[found == j]]) for j in kept]
     if form.height == 1:

@@ -96,8 +96,8 @@ class DeviceArray:
         start, stop, step = part.indices(self.size)
         if step != 1:
             raise ValueError("a part of a DeviceArray has no steps")
-        place = self.pointer + start * self.dtype.itemsize
-        return DeviceArray(place, stop - start if stop > start else 0, self.dtype, self.owner)
+        address = self.pointer + start * self.dtype.itemsize
+        return DeviceArray(address, stop - start if stop > start else 0, self.dtype, self.owner)
 
     def view(self, dtype: npt.DTypeLike) -> DeviceArray:
         """Return the same bytes of a vector as elements of another dtype.
@@ -121,8 +121,8 @@ class DeviceArray:
         """
         if min(shape, default=0) < 0 or math.prod(shape) != self.size:
             raise ValueError(f"{self} can not have shape {shape}: it has {self.size} elements")
-        place = self.pointer, self.size, self.dtype, self.owner
-        return DeviceArray(*place, None if len(shape) == 1 else shape)
+        memory = self.pointer, self.size, self.dtype, self.owner
+        return DeviceArray(*memory, None if len(shape) == 1 else shape)
 
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(f"{self} is no vector and can not be {what}: reshape it first")

@@ -18,7 +18,7 @@ import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
-from ._selection import mark, sample_places, take_largest, unscaled
+from ._selection import mark, sample_indices, take_largest, unscaled
 
 FEWEST, MOST = 0.8, 1.3
 """Shares of k between which the number of selected elements is left as it is."""
@@ -90,7 +90,7 @@ def select_dgc(
     q = unscaled(x, residual, loss_scale)
     sizes, threshold, most = np.abs(q), 0.0, 0
     if np.isfinite(q).all():
-        drawn = np.sort(sizes[sample_places(q.size, sample)])[::-1]
+        drawn = np.sort(sizes[sample_indices(q.size, sample)])[::-1]
         first = float(drawn[-(-k * sample // q.size) - 1])
         threshold, most = adjusted_threshold(
             k, first, lambda t: int(np.count_nonzero(sizes >= np.float32(t)))

@@ -111,9 +111,9 @@ def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: b
         return False
     if low_bits:
         pack_bits(indices, low_bits, low)
-    places = indices >> np.uint32(low_bits)
-    places += np.arange(indices.size, dtype=np.uint32)
-    pack_bitmap(places, 8 * high.size, high)
+    positions = indices >> np.uint32(low_bits)
+    positions += np.arange(indices.size, dtype=np.uint32)
+    pack_bitmap(positions, 8 * high.size, high)
     return True
 
 
@@ -144,20 +144,20 @@ def unpack_increasing(packed: U8, n: int, out: U32) -> None:
     check_increasing(out, n)
 
 
-def join(places: U32, lows: U32, low_bits: int) -> None:
-    """Turn the places of bits in the bitmap into the indices, in place.
+def join(positions: U32, lows: U32, low_bits: int) -> None:
+    """Turn the positions of bits in the bitmap into the indices, in place.
 
     Args:
-        places: uint32[k], increasing; the indices afterwards.
+        positions: uint32[k], increasing; the indices afterwards.
         lows: uint32[k], the low bits of each; not looked at if there are none.
         low_bits: How many each index has.
     """
-    if kernel := backend("elias_fano", places, lows):
-        kernel.join(places, lows, low_bits)
+    if kernel := backend("elias_fano", positions, lows):
+        kernel.join(positions, lows, low_bits)
         return
-    places -= np.arange(places.size, dtype=np.uint32)
+    positions -= np.arange(positions.size, dtype=np.uint32)
     if low_bits:
-        places[:] = (places << np.uint32(low_bits)) | lows
+        positions[:] = (positions << np.uint32(low_bits)) | lows
 
 
 def _checked(name: str, indices: U32, n: int, packed_name: str, packed: U8) -> _Layout:

@@ -95,18 +95,18 @@ def two_means_quantize(
             x, bits, means, group=group, residual=residual, loss_scale=loss_scale
         )
         return
-    for g, elements, places in _groups(x.size, group):
+    for g, elements, signs in _groups(x.size, group):
         left = None if residual is None else residual[elements]
         p = effective(widened(x[elements]), left, loss_scale)
         pair = means[2 * g : 2 * g + 2]
         pair[:] = _mean(p, p < 0), _mean(p, ~(p < 0))
         if np.isnan(pair).any():
             pair[:] = np.nan
-            bits[places] = 0
+            bits[signs] = 0
             continue
-        bits[places] = pack_planes(p < 0)
+        bits[signs] = pack_planes(p < 0)
         if left is not None:
-            left[:] = remainder(p, _decode(bits[places], p.size, pair), loss_scale)
+            left[:] = remainder(p, _decode(bits[signs], p.size, pair), loss_scale)
 
 
 def two_means_dequantize(
@@ -134,9 +134,9 @@ def two_means_dequantize(
     if kernel := backend("onebit_sgd", bits, means, out):
         kernel.two_means_dequantize(bits, means, out, group=group, weight=weight, add=add)
         return
-    for g, elements, places in _groups(out.size, group):
+    for g, elements, signs in _groups(out.size, group):
         part = out[elements]
-        combine(part, _decode(bits[places], part.size, means[2 * g : 2 * g + 2]), weight, add)
+        combine(part, _decode(bits[signs], part.size, means[2 * g : 2 * g + 2]), weight, add)
 
 
 def _groups(n: int, group: int) -> Iterator[tuple[int, slice, slice]]:

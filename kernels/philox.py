@@ -93,7 +93,7 @@ def random_words(
 def random_fractions(out: U32, noise: Noise) -> None:
     """Fill ``out`` with uniform 23-bit numbers: enough to round an element, at half a word's price.
 
-    Element e = start + i lies in row e // 1024 at place j = e % 1024; it gets, of word j // 256 of
+    Element e = start + i lies in row e // 1024 at index j = e % 1024; it gets, of word j // 256 of
     Philox4x32-7 with the key of `random_words` and block = 128 * (e // 1024) + j % 128, bits 0 to
     22 where j // 128 is even, and bits 9 to 31 where it is odd. (So 128 neighbours come from as
     many blocks, which suits vector registers.)
@@ -117,8 +117,8 @@ def random_fractions(out: U32, noise: Noise) -> None:
         return
     key = noise._asdict()
     element = np.uint64(key.pop("start")) + np.arange(out.size, dtype=np.uint64)
-    row, place = np.divmod(element, np.uint64(ROW))
-    part, column = np.divmod(place, np.uint64(ROW // 8))
+    row, index = np.divmod(element, np.uint64(ROW))
+    part, column = np.divmod(index, np.uint64(ROW // 8))
     words = np.array(_words_of(row * np.uint64(ROW // 8) + column, **key))
     words = np.take_along_axis(words, (part // np.uint64(2)).astype(np.int64)[None], 0)[0]
     shift = np.uint64(9) * (part % np.uint64(2))

@@ -38,8 +38,8 @@ def write_prefix(x: U8, prefix: bytes) -> None:
     if kernel := backend("prefix", x):
         kernel.write_prefix(x, prefix)
         return
-    for place, byte in enumerate(prefix):
-        x[place] = byte
+    for index, byte in enumerate(prefix):
+        x[index] = byte
 
 
 def starts_with(x: U8, prefix: bytes) -> bool:

@@ -18,8 +18,8 @@ from ._backends import backend
 from ._selection import keep_finite, mark, send, sum_blocks, take_largest, unscaled
 from .bitpack import check_increasing
 
-Unit = Literal["one", "rms", "max"]
-"""In what a threshold is given: itself, or a statistic of what it is compared with."""
+Reference = Literal["one", "rms", "max"]
+"""What a threshold is relative to: 1, or a statistic of what it is compared with."""
 
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
@@ -30,16 +30,17 @@ def select_above(
     indices: U32,
     values: F32,
     *,
-    unit: Unit = "one",
+    relative_to: Reference = "one",
     residual: F32 | None = None,
     loss_scale: float = 1.0,
 ) -> int:
-    """Find the elements with |q| >= threshold * unit; where there is no room for all, the largest.
+    """Find the elements with |q| >= threshold * reference; where there is no room, the largest.
 
     Ties at the end of the room go to the lowest index. If any q is not finite, one NaN at index 0
     is all that is found. The root mean square of q is that of the sum of squares in blocks of 2048,
-    by 16 strided lanes and halving in float64, blocks in order. A product with a unit is rounded to
-    float32, and is neither more than the largest |q| nor less than the smallest number above 0.
+    by 16 strided lanes and halving in float64, blocks in order. A product with a reference is
+    rounded to float32, and is neither more than the largest |q| nor less than the smallest number
+    above 0.
 
     Example:
         >>> import numpy as np
@@ -50,10 +51,10 @@ def select_above(
 
     Args:
         x: float32[n], n at most 2**32; or float16, or bfloat16 as uint16.
-        threshold: The smallest |q| that is chosen, in units; not negative, and not NaN.
+        threshold: The smallest |q| that is chosen, over the reference; not negative, and not NaN.
         indices: uint32[room], room at most n; the first ``count`` are overwritten.
         values: float32[room]; the first ``count`` are overwritten.
-        unit: "one", or the root mean square ("rms") or the largest magnitude ("max") of q.
+        relative_to: "one", or the root mean square ("rms") or the largest magnitude ("max") of q.
         residual: float32[n], updated in place; None for no feedback.
         loss_scale: Loss scale that ``x`` carries, and the residual and the threshold do not.
 
@@ -62,45 +63,47 @@ def select_above(
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, the threshold, its unit or ``loss_scale`` is wrong.
+        ValueError: A shape, a layout, the threshold, its reference or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     if not threshold >= 0:
         raise ValueError(f"threshold must not be negative or NaN, but is {threshold}")
-    if unit not in get_args(Unit):
-        raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, not {unit!r}")
+    if relative_to not in get_args(Reference):
+        known = ", ".join(get_args(Reference))
+        raise ValueError(f"relative_to must be one of {known}, not {relative_to!r}")
     check_array("indices", indices, np.uint32, writable=True)
     if not indices.size <= x.size <= 2**32:
         raise ValueError(f"indices must have no more room than n = {x.size} (at most 2**32)")
     check_array("values", values, np.float32, indices.shape, writable=True)
     check_feedback(residual, x.size, loss_scale)
     if kernel := backend("select", x, indices, values, residual):
-        options = {"unit": unit, "residual": residual, "loss_scale": loss_scale}
+        options = {"relative_to": relative_to, "residual": residual, "loss_scale": loss_scale}
         return int(kernel.select_above(x, threshold, indices, values, **options))
     q = unscaled(x, residual, loss_scale)
-    if unit != "one" and np.isfinite(q).all():
+    if relative_to != "one" and np.isfinite(q).all():
         largest = float(np.abs(q).max(initial=0.0))
         squares = sum_blocks(q.astype(np.float64) ** 2)
         rms = math.sqrt(squares / max(q.size, 1))
-        threshold = in_units(threshold, rms if unit == "rms" else largest, largest)
+        reference = rms if relative_to == "rms" else largest
+        threshold = scaled_threshold(threshold, reference, largest)
     count = take_largest(q, indices.size, threshold, indices, values, residual, loss_scale)
     return count if count >= 0 else mark(indices, values)
 
 
-def in_units(threshold: float, unit: float, largest: float) -> float:
-    """Return threshold times unit, but no more than the largest magnitude, and more than 0.
+def scaled_threshold(threshold: float, reference: float, largest: float) -> float:
+    """Return threshold times reference, but no more than the largest magnitude, and more than 0.
 
     The largest is what comes of infinity times 0, too: nothing is above NaN, so it comes first.
 
     Args:
-        threshold: In units; not negative, and not NaN.
-        unit: The root mean square of the vector, or its largest magnitude.
+        threshold: In multiples of the reference; not negative, and not NaN.
+        reference: The root mean square of the vector, or its largest magnitude.
         largest: The largest magnitude.
 
     Returns:
         A number of float32.
     """
-    return float(np.float32(max(min(largest, threshold * unit), _SMALLEST)))
+    return float(np.float32(max(min(largest, threshold * reference), _SMALLEST)))
 
 
 def select_at(

@@ -43,7 +43,7 @@ import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
-from ._selection import mark, sample_places, sum_blocks, take_largest, unscaled
+from ._selection import mark, sample_indices, sum_blocks, take_largest, unscaled
 
 TOLERANCE = 0.2
 """A threshold is good if it leaves k elements, give or take so much of k."""
@@ -110,7 +110,7 @@ def select_sidco(
     q = unscaled(x, residual, loss_scale)
     sizes, threshold, most = np.abs(q), 0.0, 0
     if np.isfinite(q).all():
-        sample = sizes[sample_places(q.size, sampled(q.size))]
+        sample = sizes[sample_indices(q.size, sampled(q.size))]
         bases = _bases(sample, base_ranks(k, q.size, stages))
         reaching = [_reaching(sizes, base) for base in bases]
         largest = float(sizes.max())

@@ -114,8 +114,8 @@ class DeMo(KernelCodec):
 
     def arrays(self, elems: int) -> tuple[int, int]:
         """Bytes of coefficients, in the dtype of values, and of their indices."""
-        values, place_bytes = self.form.sizes(elems)
-        return self._values.dtype.itemsize * values, place_bytes
+        values, position_bytes = self.form.sizes(elems)
+        return self._values.dtype.itemsize * values, position_bytes
 
     def bias(self, elems: int) -> Contraction:
         """Delta = k / n; rounding is a part of the error."""
@@ -152,7 +152,7 @@ class DeMo(KernelCodec):
         _, indices = self.split(payload, elems)
         if device_of(indices) != "cpu" and cuda.answers_come_later():
             return
-        if not dct.are_places(indices, form=self.form):
+        if not dct.are_positions(indices, form=self.form):
             raise self._refusal(elems)
 
     def _refusal(self, elems: int) -> PayloadError:

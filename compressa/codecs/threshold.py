@@ -23,7 +23,7 @@ from compressa.kernels import select
 
 Unit = Literal["absolute", "rms", "max"]
 
-_KERNEL_UNITS: dict[Unit, select.Unit] = {"absolute": "one", "rms": "rms", "max": "max"}
+_REFERENCES: dict[Unit, select.Reference] = {"absolute": "one", "rms": "rms", "max": "max"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,12 @@ class Threshold(BoundedSparse):
         self, x: Gradient, indices: U32, values: F32, residual: F32 | None, loss_scale: float
     ) -> int:
         """Compare with the threshold."""
-        unit = _KERNEL_UNITS[self.unit]
         return select.select_above(
-            x, self.threshold, indices, values, unit=unit, residual=residual, loss_scale=loss_scale
+            x,
+            self.threshold,
+            indices,
+            values,
+            relative_to=_REFERENCES[self.unit],
+            residual=residual,
+            loss_scale=loss_scale,
         )

@@ -185,7 +185,7 @@ def prepare() -> None:
     Waits for as long as compiling the checksum takes, where it is not on disk yet.
     """
     work = partial(checksum_of_memory, memoryview(bytearray(1)))
-    compile_once("checksums", work, turn="checksums")
+    compile_once("checksums", work, lock="checksums")
 
 
 def _refused(way: str, why: str) -> PayloadError:

@@ -140,11 +140,11 @@ _AT_ONCE = 2  # where one of a hundred elements is wanted, a word rarely has mor
 
 @intrinsic
 def _lowest(typing: Any, word: Any) -> Any:
-    """The place of the lowest bit that is set; 0 if none is."""
+    """The index of the lowest bit that is set; 0 if none is."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.cttz(arguments[0], ir.IntType(1)(0))
-        return builder.and_(place, place.type(WORD - 1))
+        index = builder.cttz(arguments[0], ir.IntType(1)(0))
+        return builder.and_(index, index.type(WORD - 1))
 
     return types.int64(types.uint64), generate
 

@@ -201,12 +201,12 @@ def emit(
     residual: F32 | None,
     out: Entries,
 ) -> None:
-    """Write the chosen of some lists to their places; they leave nothing in the residual."""
+    """Write the chosen of some lists in order; they leave nothing in the residual."""
     base = np.uint32(0)
     for number in range(numbers[0], numbers[1]):
         begin, end = _span(lists, number)
-        place = slice(offsets[number], offsets[number + 1])
-        indices, values, found = out[0][place], out[1][place], int(np.int64(0))
+        part = slice(offsets[number], offsets[number + 1])
+        indices, values, found = out[0][part], out[1][part], int(np.int64(0))
         cut = cuts[number]
         for start, stop, least in ((begin, cut, threshold), (cut, end, np.uint32(threshold + 1))):
             some, their = lists[0][0][start:stop], lists[0][1][start:stop]
@@ -245,7 +245,7 @@ def histogram(
 
 
 @jit
-def place_after_ties(
+def end_of_ties(
     x: Values | None, residual: F32 | None, factors: Factors, begin: int, threshold: int, ties: int
 ) -> int:
     """Where, from ``begin`` on, the first so many elements of q that equal the threshold end."""

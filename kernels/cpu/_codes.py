@@ -122,8 +122,8 @@ def _generate(bits: int, context: Any, builder: Any, signature: Any, arguments: 
         words = [encode(builder.add(at, plane), numbers, lanes) for plane in planes]
         codes.write(at, _joined(words, bits))
 
-    turn = {"rows": 2} if bits == 8 else {"lines": 4 // bits}
-    for_rows(builder, codes.size, row, Hints(builder, (x, left), arguments[6], **turn, far=FAR))
+    each = {"rows": 2} if bits == 8 else {"lines": 4 // bits}
+    for_rows(builder, codes.size, row, Hints(builder, (x, left), arguments[6], **each, far=FAR))
     return context.get_dummy_value()
 
 

@@ -36,7 +36,7 @@ def effective(x: Values, residual: F32 | None, loss_scale: np.float32, i: int) -
 
 
 @intrinsic
-def place(typing: Any, x: Any, residual: Any, room: Any) -> Any:
+def room_for_p(typing: Any, x: Any, residual: Any, room: Any) -> Any:
     """Where a block's p lies: in ``x`` where that is float32 and has no residual, else in ``room``.
 
     Returns the array as it is; `fill` or `fill_largest` comes next.
@@ -45,10 +45,11 @@ def place(typing: Any, x: Any, residual: Any, room: Any) -> Any:
     return (x, residual, room)[source](x, residual, room), lambda c, b, s, given: given[source]
 
 
-def _statistic(result: Any, start: Callable[[Any], Any], **turn: int) -> Any:
+def _statistic(result: Any, start: Callable[[Any], Any], **each: int) -> Any:
     """A first pass: writes all of p, unless it is x itself, and returns what it found.
 
-    With a turn of `Hints` it is given two streams and a position more, to ask memory for.
+    With what `Hints` asks for in an iteration it is given two streams and a position more, to ask
+    memory for.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -66,7 +67,7 @@ def _statistic(result: Any, start: Callable[[Any], Any], **turn: int) -> Any:
                 target.write(at, value)
             statistic.add(value, at)
 
-        ahead = hints_of(context, builder, signature, arguments, **turn) if turn else None
+        ahead = hints_of(context, builder, signature, arguments, **each) if each else None
         for_rows(builder, source.size, row, ahead)
         return statistic.result()
 
@@ -85,7 +86,7 @@ def _statistic(result: Any, start: Callable[[Any], Any], **turn: int) -> Any:
     ) -> Any:
         return result(x, residual, loss_scale, p, now, left, position), generate
 
-    return intrinsic(declare_hints if turn else declare)
+    return intrinsic(declare_hints if each else declare)
 
 
 fill = _statistic(types.void, Nothing)

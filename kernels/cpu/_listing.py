@@ -263,8 +263,8 @@ class Listing:
 
         def work(low: int, high: int) -> None:
             numbers = self._cut.numbers(low, high)
-            places = bits, cuts, offsets, self._loss_scale
-            candidates.emit(self._lists, numbers, *places, residual, out)
+            chosen = bits, cuts, offsets, self._loss_scale
+            candidates.emit(self._lists, numbers, *chosen, residual, out)
 
         self._cut.over(work)
         return int(offsets[-1])
@@ -321,8 +321,7 @@ class Listing:
         ends[(taken == 0) & (equal > 0)] = 0
         for number in np.flatnonzero((taken > 0) & (taken < equal)):
             begin, first = int(number) * self._cut.piece, int(taken[number])
-            place = begin, threshold, first
-            ends[number] = candidates.place_after_ties(*self._source, *place)
+            ends[number] = candidates.end_of_ties(*self._source, begin, threshold, first)
         return taken
 
 

@@ -85,8 +85,8 @@ def pack_whole(typing: Any, p: Any, bits: Any, x: Any, left: Any, position: Any)
         def row(at: Any, lanes: int) -> None:
             planes = []
             for plane in range(8):
-                place = builder.add(at, builder.mul(packed.size, at.type(plane)))
-                words = (values.read(place, lanes) + 0.0).words()  # the sign of -0 is that of 0
+                index = builder.add(at, builder.mul(packed.size, at.type(plane)))
+                words = (values.read(index, lanes) + 0.0).words()  # the sign of -0 is that of 0
                 planes.append(words.shifted_down(31 - plane) & (1 << plane))
             packed.write(at, reduce(or_, planes))
 

@@ -100,8 +100,8 @@ def sample_size(size: int) -> int:
 
 
 @lean_nested
-def _place(stretch: int, size: int) -> int:
-    """One place in a stretch of a vector, by a sequence without a period that both may share."""
+def _sampled_index(stretch: int, size: int) -> int:
+    """One index in a stretch of a vector, by a sequence without a period that both may share."""
     word = np.uint64(np.uint64(stretch) * _SPREAD) >> np.uint64(32)
     return stretch * size + int(np.int64(word * np.uint64(size) >> np.uint64(32)))
 
@@ -121,11 +121,12 @@ def sample_stretches(
             sample[i] = effective(x, residual, factors[0], first + i) * factors[1]
         return
     for i in range(sample.size):
-        ahead = _place(first + min(i + _AHEAD, sample.size - 1), size)
+        ahead = _sampled_index(first + min(i + _AHEAD, sample.size - 1), size)
         prefetch(x, ahead)
         if residual is not None:
             prefetch(residual, ahead)
-        sample[i] = effective(x, residual, factors[0], _place(first + i, size)) * factors[1]
+        index = _sampled_index(first + i, size)
+        sample[i] = effective(x, residual, factors[0], index) * factors[1]
 
 
 @jit

@@ -8,7 +8,7 @@ of the factor is loaded once for four lines of M. The arithmetic is elementwise 
 lanes, each product and each sum rounded on its own, so that bits do not depend on how many rows or
 vectors go together.
 
-Rows of a matrix often begin at the same place of a page, and the hardware's prefetcher does not
+Rows of a matrix often begin at the same offset in a page, and the hardware's prefetcher does not
 follow so many of them. Hints for the columns to come, and at the end of a row for the next four
 rows, take its place.
 
@@ -44,8 +44,8 @@ Rows = list[Memory]
 
 def _elements(builder: Any, rows: Rows, first: Any, columns: int) -> list[list[Any]]:
     """So many elements of each row."""
-    places = [builder.add(first, _INDEX(i)) for i in range(columns)]
-    return [[row.read(place, 1).value for place in places] for row in rows]
+    indices = [builder.add(first, _INDEX(i)) for i in range(columns)]
+    return [[row.read(index, 1).value for index in indices] for row in rows]
 
 
 def _products(
@@ -64,10 +64,10 @@ def _padded(builder: Any, row: Memory, column: Any, count: Any) -> Vector:
     """Sixteen elements, of which only so many are read; the others are zeros."""
     room = cgutils.alloca_once(builder, _FLOATS)
     builder.store(_ZEROS, room)
-    places = builder.bitcast(room, _FLOAT.as_pointer())
+    elements = builder.bitcast(room, _FLOAT.as_pointer())
     with cgutils.for_range(builder, count) as loop:
         value = row.read(builder.add(column, loop.index), 1).value
-        builder.store(value, builder.gep(places, [loop.index]))
+        builder.store(value, builder.gep(elements, [loop.index]))
     return Vector(builder, builder.load(room))
 
 
@@ -76,9 +76,9 @@ def _ask(builder: Any, rows: Rows, column: Any) -> None:
     columns = rows[0].size
     ahead = builder.add(column, _INDEX(_AHEAD))
     beyond = builder.add(ahead, builder.mul(columns, _INDEX(len(rows) - 1)))
-    place = builder.select(builder.icmp_signed("<", ahead, columns), ahead, beyond)
+    hinted = builder.select(builder.icmp_signed("<", ahead, columns), ahead, beyond)
     for row in rows:
-        row.hint(place)
+        row.hint(hinted)
 
 
 class _Sum:
@@ -145,10 +145,10 @@ class _Lanes:
 
     def take(self, elements: list[Vector], vectors: Iterator[Vector]) -> None:
         """Add sixteen columns' products."""
-        places = iter(self._lanes)
+        sums = iter(self._lanes)
         for vector in vectors:
             for element in elements:
-                lanes = next(places)
+                lanes = next(sums)
                 total = Vector(self._builder, self._builder.load(lanes)) + vector * element
                 self._builder.store(total.value, lanes)
 
@@ -228,8 +228,8 @@ def multiply_rows(
         sums.write(call.part(6, k, call.vectors), i)
         return context.get_dummy_value()
 
-    place = types.intp
-    return types.void(rows, vectors, x, residual, loss_scale, q, p, place, place), generate
+    index = types.intp
+    return types.void(rows, vectors, x, residual, loss_scale, q, p, index, index), generate
 
 
 @intrinsic
@@ -267,8 +267,8 @@ def add_products(
         for_rows(builder, m.columns, row)
         return context.get_dummy_value()
 
-    place = types.intp
-    return types.void(rows, vectors, x, residual, loss_scale, p, out, place, place), generate
+    index = types.intp
+    return types.void(rows, vectors, x, residual, loss_scale, p, out, index, index), generate
 
 
 @intrinsic

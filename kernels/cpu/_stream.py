@@ -34,7 +34,7 @@ def room_to_stream(out: F32, block: int) -> F32:
 
 @intrinsic
 def _stream_row(typing: Any, source: Any, out: Any, at: Any) -> Any:
-    """Write ``source[at : at + 16]`` to the same place in ``out``, the beginning of a line."""
+    """Write ``source[at : at + 16]`` to the same index of ``out``, the beginning of a line."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         def row(argument: int) -> Any:

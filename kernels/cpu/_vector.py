@@ -126,8 +126,8 @@ class Vector:
     def _picked(self, lanes: Sequence[int]) -> Vector:
         if len(lanes) == 1:
             return Vector(self.builder, self.builder.extract_element(self.value, _WORD(lanes[0])))
-        places = ir.Constant(ir.VectorType(_WORD, len(lanes)), list(lanes))
-        return Vector(self.builder, self.builder.shuffle_vector(self.value, self.value, places))
+        picks = ir.Constant(ir.VectorType(_WORD, len(lanes)), list(lanes))
+        return Vector(self.builder, self.builder.shuffle_vector(self.value, self.value, picks))
 
     def _cast(self, cast: Callable[[Any, Any], Any], kind: Any) -> Vector:
         return Vector(self.builder, cast(self.value, lanes_of(kind, self.lanes)))
@@ -153,8 +153,8 @@ def spread(builder: Any, value: Any, lanes: int) -> Vector:
         return Vector(builder, value)
     empty = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = builder.insert_element(empty, value, _WORD(0))
-    places = ir.Constant(ir.VectorType(_WORD, lanes), [0] * lanes)
-    return Vector(builder, builder.shuffle_vector(first, empty, places))
+    picks = ir.Constant(ir.VectorType(_WORD, lanes), [0] * lanes)
+    return Vector(builder, builder.shuffle_vector(first, empty, picks))
 
 
 class Memory:
@@ -200,27 +200,27 @@ class Memory:
         """Write flags of a row to bits ``at`` and on, or set the bit of a single element."""
         half = ir.IntType(LANES)
         halves = self._builder.bitcast(self._data, half.as_pointer())
-        place = self._builder.gep(halves, [self._builder.udiv(at, at.type(LANES))])
+        address = self._builder.gep(halves, [self._builder.udiv(at, at.type(LANES))])
         if flags.type == ir.IntType(1):
             bit = self._builder.trunc(self._builder.urem(at, at.type(LANES)), half)
             bits = self._builder.shl(self._builder.zext(flags, half), bit)
-            bits = self._builder.or_(self._builder.load(place), bits)
+            bits = self._builder.or_(self._builder.load(address), bits)
         else:
             bits = self._builder.bitcast(flags, half)
-        self._builder.store(bits, place)
+        self._builder.store(bits, address)
 
     def hint(self, at: Any, *, second_level: bool = False) -> None:
-        """Ask for the cache line of an element; any place is harmless."""
-        place = self._builder.gep(self._data, [at])
-        hint(self._builder, place, second_level=second_level)
+        """Ask for the cache line of an element; any address is harmless."""
+        address = self._builder.gep(self._data, [at])
+        hint(self._builder, address, second_level=second_level)
 
     @property
     def _element_bytes(self) -> int:
         return int(self._dtype.bitwidth) // 8
 
     def _address(self, at: Any, lanes: int) -> Any:
-        place = self._builder.gep(self._data, [at])
-        return self._builder.bitcast(place, lanes_of(self._element, lanes).as_pointer())
+        address = self._builder.gep(self._data, [at])
+        return self._builder.bitcast(address, lanes_of(self._element, lanes).as_pointer())
 
     def _widened(self, value: Any, lanes: int) -> Vector:
         return Vector(self._builder, self._builder.zext(value, lanes_of(_WORD, lanes)))
@@ -234,13 +234,13 @@ def memory(context: Any, builder: Any, kind: Any, array: Any) -> Memory | None:
 
 
 class Hints:
-    """Asks memory, in each turn of a loop over rows, for lines of what comes later.
+    """Asks memory, in each iteration of a loop over rows, for lines of what comes later.
 
     Args:
         builder: Writes the instructions.
         streams: Of which memory; None has nothing to ask for.
-        position: The element that the first turn asks for.
-        rows: How many rows a turn has.
+        position: The element that the first iteration asks for.
+        rows: How many rows an iteration has.
         lines: How many times 16 elements it asks for, of each stream.
         far: Elements behind them that it asks the second level of the cache for; 0 for none.
     """
@@ -259,24 +259,24 @@ class Hints:
         self._builder, self._position, self._lines, self._far = builder, position, lines, far
         self._streams = [stream for stream in streams if stream is not None]
 
-    def ask(self, turn: Any) -> None:
-        """Generate those of one turn."""
-        first = self._builder.mul(turn, turn.type(self._lines * LANES))
+    def ask(self, iteration: Any) -> None:
+        """Generate those of one iteration."""
+        first = self._builder.mul(iteration, iteration.type(self._lines * LANES))
         for stream in self._streams:
             for line in range(self._lines):
-                place = self._builder.add(first, first.type(line * LANES))
-                place = self._builder.add(self._position, place)
-                stream.hint(place)
+                at = self._builder.add(first, first.type(line * LANES))
+                at = self._builder.add(self._position, at)
+                stream.hint(at)
                 if self._far:
-                    far = self._builder.add(place, place.type(self._far))
+                    far = self._builder.add(at, at.type(self._far))
                     stream.hint(far, second_level=True)
 
 
-def hints_of(context: Any, builder: Any, signature: Any, arguments: Any, **turn: int) -> Hints:
+def hints_of(context: Any, builder: Any, signature: Any, arguments: Any, **each: int) -> Hints:
     """Of an intrinsic whose last three arguments are two streams and where to begin in them."""
     given = zip(signature.args[-3:-1], arguments[-3:-1], strict=True)
     streams = [memory(context, builder, *stream) for stream in given]
-    return Hints(builder, streams, arguments[-1], **turn)
+    return Hints(builder, streams, arguments[-1], **each)
 
 
 def for_rows(
@@ -284,13 +284,13 @@ def for_rows(
 ) -> None:
     """Generate ``body(at, LANES)`` for all full rows, then ``body(at, 1)`` for what is left."""
     each = 1 if hints is None else hints.rows
-    turns = builder.udiv(size, size.type(each * LANES))
-    with cgutils.for_range(builder, turns) as loop:
+    iterations = builder.udiv(size, size.type(each * LANES))
+    with cgutils.for_range(builder, iterations) as loop:
         if hints is not None:
             hints.ask(loop.index)
         for i in range(each):
             first = builder.mul(loop.index, size.type(each * LANES))
             body(builder.add(first, size.type(i * LANES)), LANES)
-    done = builder.mul(turns, size.type(each * LANES))
+    done = builder.mul(iterations, size.type(each * LANES))
     with cgutils.for_range(builder, builder.sub(size, done)) as loop:
         body(builder.add(done, loop.index), 1)

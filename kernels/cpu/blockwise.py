@@ -23,7 +23,7 @@ from ._feedback import (
     fill_largest,
     fill_largest_and_squares,
     fill_squares,
-    place,
+    room_for_p,
 )
 from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_of
 from ._jit import inlined, lean
@@ -106,7 +106,7 @@ def _quantize(
         low, high = b * shape.block, min((b + 1) * shape.block, x.size)
         left = view(residual, low, high)
         now = view(x, low, high)
-        p, ahead = view(place(now, left, room), 0, now.size), low + NEAR
+        p, ahead = view(room_for_p(now, left, room), 0, now.size), low + NEAR
         scale, offset = fill_grid(now, left, loss_scale, p, x, residual, ahead, shape)
         scales[b] = scale
         if offsets is not None:

@@ -119,11 +119,11 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
 
 
 def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
-    factor, places = np.float32(weight), addresses(x)
+    factor, sources = np.float32(weight), addresses(x)
     like = bits_of(np.empty(0, x[0].dtype if x else np.uint16))
 
     def work(low: int, high: int) -> None:
         sums, rounded = room_for_sums(out, _PIECE)
-        _sum(places, (low, high), sums, rounded, factor, like)
+        _sum(sources, (low, high), sums, rounded, factor, like)
 
     over_slices(out.size, _PIECE, work)

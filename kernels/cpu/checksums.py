@@ -13,8 +13,8 @@ _A, _B = np.uint64(A), np.uint64(B)
 
 
 @jit
-def _mixed(word: np.uint64, place: int) -> np.uint64:
-    m = word + np.uint64(place) * _A
+def _mixed(word: np.uint64, index: int) -> np.uint64:
+    m = word + np.uint64(index) * _A
     m = (m ^ (m >> np.uint64(32))) * _B
     return m ^ (m >> np.uint64(29))
 

@@ -161,8 +161,8 @@ def take_largest_chunks(
 ) -> None:
     if norms.size <= LEAST_PIECE:
         sample = scratch("listing.sample", sample_size(norms.size), np.float32)
-        places = sample, room_for(norms.size), chosen, values
-        _take_largest(norms, residual, hold, *places, chunk)
+        rooms = sample, room_for(norms.size)
+        _take_largest(norms, residual, hold, *rooms, chosen, values, chunk)
         return
     largest = scratch("chunks.largest", chosen.size, np.float32)
     finite = select_largest(norms, chosen.size, 0, chosen, largest, None, 1.0) >= 0

@@ -11,14 +11,22 @@ import numpy as np
 from .._arrays import F32, F64, U8, U16, U32, Gradient
 from ..dct import ChunkForm, Coefficients, basis, largest_whole
 from ..threads import over_slices
-from ._feedback import Factors, Values, combine, factors_of, fill_largest, magnitude_bits, place
+from ._feedback import (
+    Factors,
+    Values,
+    combine,
+    factors_of,
+    fill_largest,
+    magnitude_bits,
+    room_for_p,
+)
 from ._jit import jit, lean, lean_nested
 from ._values import INFINITY, TOO_LARGE, bits_of, load, store
 from ._view import view
 
 Sizes = tuple[int, int, int, int, int, int]
 """Rows of a tile, elements of one, elements from one to the next; kept coefficients of a tile, bits
-of a place (0: a bitmap), bytes of places."""
+of a position (0: a bitmap), bytes of positions."""
 Rooms = tuple[F32, F32, F32, F32, U32, U16, F64]
 Limits = tuple[np.uint32, np.float32]
 """The bits of the smallest coefficient that no value holds; and of elements, the largest one whose
@@ -120,7 +128,7 @@ def _kth_largest(keys: U32, k: int) -> np.uint32:
 
 @lean_nested
 def _choose(coefficients: F32, keys: U32, values: F32, chosen: U16) -> None:
-    """The largest ones in the order of their places; of equal ones the first."""
+    """The largest ones in the order of their positions; of equal ones the first."""
     least = _kth_largest(keys, values.size)
     spare = values.size - _count(keys, np.uint32(least + _ONE))
     at = 0
@@ -161,7 +169,7 @@ def _pack(chosen: U16, width: int, packed: U8) -> None:
 
 @lean_nested
 def _unpack_stream(packed: U8, width: int, chosen: U16) -> bool:
-    """Read places; return whether they increase and unused bits are 0."""
+    """Read positions; return whether they increase and unused bits are 0."""
     right, before = True, -1
     for i in range(chosen.size):
         first = i * width
@@ -177,7 +185,7 @@ def _unpack_stream(packed: U8, width: int, chosen: U16) -> bool:
 
 @lean_nested
 def _unpack_bitmap(packed: U8, chosen: U16) -> bool:
-    """Read places; return whether there are as many as there should be."""
+    """Read positions; return whether there are as many as there should be."""
     at = 0
     for e in range(8 * packed.size):
         if (packed[e // 8] >> np.uint8(e % 8)) & np.uint8(1):
@@ -232,7 +240,7 @@ def _transform_tile(
         if low == high:
             break
         now, left = view(x, low, high), view(residual, low, high)
-        p = view(place(now, left, room), 0, now.size)
+        p = view(room_for_p(now, left, room), 0, now.size)
         finite &= np.isfinite(fill_largest(now, left, loss_scale, p, None, None, 0))
         _transform(p, matrices[1], sums)
         _round(sums, view(lines if height > 1 else coefficients, i * chunk, (i + 1) * chunk))
@@ -258,7 +266,7 @@ def _keep_tile(
     for i in range(sizes[0]):
         low, high = _row(sizes, x.size, tile, i)
         now, left = view(x, low, high), view(residual, low, high)
-        p = view(place(now, left, room), 0, now.size)
+        p = view(room_for_p(now, left, room), 0, now.size)
         fill_largest(now, left, factors[0], p, None, None, 0)
         _keep(p, view(decoded, i * sizes[1], (i + 1) * sizes[1]), left, factors[1], largest)
 
@@ -270,12 +278,12 @@ def _encode(
     factors: Factors,
     limits: Limits,
     values: Values,
-    places: U8,
+    positions: U8,
     sizes: Sizes,
     matrices: tuple[F64, F64],
     rooms: Rooms,
 ) -> None:
-    kept, width, place_bytes = sizes[3:]
+    kept, width, position_bytes = sizes[3:]
     coefficients, lines, room, sent, keys, chosen, sums = rooms
     for t in range(values.size // kept):
         finite = _transform_tile(x, residual, factors[0], t, sizes, matrices, rooms)
@@ -284,17 +292,17 @@ def _encode(
         else:
             _mark_overflow(sent, chosen)
         _send(sent, view(values, t * kept, (t + 1) * kept))
-        _pack(chosen, width, view(places, t * place_bytes, (t + 1) * place_bytes))
+        _pack(chosen, width, view(positions, t * position_bytes, (t + 1) * position_bytes))
         if residual is not None and finite:
             _transform_back(sent, chosen, sizes[0], matrices[0], lines, coefficients, sums)
             _keep_tile(x, residual, factors, limits[1], t, sizes, coefficients, room)
 
 
 @jit
-def _check(places: U8, kept: int, width: int, place_bytes: int) -> bool:
+def _check(positions: U8, kept: int, width: int, position_bytes: int) -> bool:
     chosen = np.empty(kept, np.uint16)
-    for low in range(0, places.size, place_bytes):
-        if not _unpack(view(places, low, low + place_bytes), width, chosen):
+    for low in range(0, positions.size, position_bytes):
+        if not _unpack(view(positions, low, low + position_bytes), width, chosen):
             return False
     return True
 
@@ -302,7 +310,7 @@ def _check(places: U8, kept: int, width: int, place_bytes: int) -> bool:
 @jit
 def _decode(
     values: Values,
-    places: U8,
+    positions: U8,
     out: F32,
     weight: np.float32,
     add: bool,
@@ -310,10 +318,10 @@ def _decode(
     table: F64,
     rooms: Rooms,
 ) -> None:
-    height, chunk, _, kept, width, place_bytes = sizes
+    height, chunk, _, kept, width, position_bytes = sizes
     decoded, lines, _, some, _, chosen, sums = rooms
     for t in range(values.size // kept):
-        _unpack(view(places, t * place_bytes, (t + 1) * place_bytes), width, chosen)
+        _unpack(view(positions, t * position_bytes, (t + 1) * position_bytes), width, chosen)
         for i in range(kept):
             some[i] = load(values, t * kept + i)
         _transform_back(some, chosen, height, table, lines, decoded, sums)
@@ -324,11 +332,11 @@ def _decode(
 
 
 def _sizes(form: ChunkForm) -> Sizes:
-    return form.height, form.chunk, form.row_elems, form.kept, form.width, form.place_bytes
+    return form.height, form.chunk, form.row_elems, form.kept, form.width, form.position_bytes
 
 
 def _rooms(form: ChunkForm) -> Rooms:
-    """A tile's coefficients, its rows half transformed, p, what is sent, keys, places and sums."""
+    """A tile's coefficients, rows half transformed, p, what is sent, keys, positions and sums."""
     coefficients, lines = np.empty((2, form.tile_elems), np.float32)
     room, sums = np.empty(form.chunk, np.float32), np.empty(form.chunk)
     sent = np.empty(form.kept, np.float32)
@@ -336,16 +344,16 @@ def _rooms(form: ChunkForm) -> Rooms:
     return coefficients, lines, room, sent, keys, chosen, sums
 
 
-def _part(form: ChunkForm, values: Values, places: U8, low: int, high: int) -> tuple[Values, U8]:
-    """Values and places of the bands between two of their edges."""
+def _part(form: ChunkForm, values: Values, positions: U8, low: int, high: int) -> tuple[Values, U8]:
+    """Values and positions of the bands between two of their edges."""
     (first, begin), (last, end) = form.sizes(low), form.sizes(high)
-    return bits_of(values[first:last]), places[begin:end]
+    return bits_of(values[first:last]), positions[begin:end]
 
 
 def keep_coefficients(
     x: Gradient,
     values: Coefficients,
-    places: U8,
+    positions: U8,
     *,
     form: ChunkForm,
     residual: F32 | None = None,
@@ -361,7 +369,7 @@ def keep_coefficients(
             None if residual is None else residual[low:high],
             factors,
             limits,
-            *_part(form, values, places, low, high),
+            *_part(form, values, positions, low, high),
             _sizes(form),
             (table, turned),
             _rooms(form),
@@ -370,13 +378,13 @@ def keep_coefficients(
     over_slices(x.size, form.band_elems, work)
 
 
-def are_places(places: U8, *, form: ChunkForm) -> bool:
-    return bool(_check(places, form.kept, form.width, form.place_bytes))
+def are_positions(positions: U8, *, form: ChunkForm) -> bool:
+    return bool(_check(positions, form.kept, form.width, form.position_bytes))
 
 
 def add_coefficients(
     values: Coefficients,
-    places: U8,
+    positions: U8,
     out: F32,
     *,
     form: ChunkForm,
@@ -386,7 +394,7 @@ def add_coefficients(
     factor, table = np.float32(weight), basis(form.chunk)[0].reshape(-1)
 
     def work(low: int, high: int) -> None:
-        part = _part(form, values, places, low, high)
+        part = _part(form, values, positions, low, high)
         _decode(*part, out[low:high], factor, add, _sizes(form), table, _rooms(form))
 
     over_slices(out.size, form.band_elems, work)

@@ -13,8 +13,8 @@ from .bitpack import FEW, below, pack_bits, pack_stream
 def _write_highs(indices: U32, low_bits: np.uint32, high: U8) -> None:
     high[:] = np.uint8(0)
     for i in range(indices.size):
-        place = np.int64(indices[i] >> low_bits) + i
-        high[place >> 3] |= np.uint8(1 << (place & 7))
+        bit = np.int64(indices[i] >> low_bits) + i
+        high[bit >> 3] |= np.uint8(1 << (bit & 7))
 
 
 @jit
@@ -28,11 +28,11 @@ def _write_few(indices: U32, n: int, low_bits: np.uint32, low: U8, high: U8) -> 
 
 
 @jit
-def _join(places: U32, lows: U32, low_bits: np.uint32) -> None:
+def _join(positions: U32, lows: U32, low_bits: np.uint32) -> None:
     mask = np.uint32((np.uint32(1) << low_bits) - np.uint32(1))
-    for i in range(places.size):
-        high = np.uint32(np.uint32(places[i] - np.uint32(i)) << low_bits)
-        places[i] = np.uint32(high | np.uint32(lows[i] & mask))
+    for i in range(positions.size):
+        high = np.uint32(np.uint32(positions[i] - np.uint32(i)) << low_bits)
+        positions[i] = np.uint32(high | np.uint32(lows[i] & mask))
 
 
 def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: bool) -> bool:
@@ -47,6 +47,6 @@ def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: b
     return True
 
 
-def join(places: U32, lows: U32, low_bits: int) -> None:
-    """Turn the places of the bits into the indices."""
-    _join(places, lows, np.uint32(low_bits))
+def join(positions: U32, lows: U32, low_bits: int) -> None:
+    """Turn the positions of the bits into the indices."""
+    _join(positions, lows, np.uint32(low_bits))

@@ -16,7 +16,7 @@ from numba.core import types
 from .._arrays import F32, I64, U8, Gradient
 from ..fp8 import Format
 from ..threads import over_slices
-from ._feedback import Values, factors_of, fill_largest, place
+from ._feedback import Values, factors_of, fill_largest, room_for_p
 from ._jit import inlined, intrinsic, lean, lean_nested
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import AHEAD, fetch
@@ -87,7 +87,7 @@ def _quantize(
     for b in range(scales.size):
         low, high = b * block, min((b + 1) * block, x.size)
         now, left, out = view(x, low, high), view(residual, low, high), view(codes, low, high)
-        p = view(place(now, left, room), 0, now.size)
+        p = view(room_for_p(now, left, room), 0, now.size)
         largest = fill_largest(now, left, loss_scale, p, None, None, 0)
         fetch(x, low + AHEAD, high + AHEAD)
         fetch(residual, low + AHEAD, high + AHEAD)

@@ -88,8 +88,8 @@ def _copy(source: F32, x: F32) -> None:
 
 
 @lean_nested
-def _place(v: F32, factor: np.float32, middle: np.float32, noise: U32, u: F32) -> None:
-    """Turn coordinates into places in the table, and noise into numbers from 0.5."""
+def _locate(v: F32, factor: np.float32, middle: np.float32, noise: U32, u: F32) -> None:
+    """Turn coordinates into indices of the table, and noise into numbers from 0.5."""
     for i in range(v.size):
         v[i] = v[i] * factor + middle
         u[i] = np.float32(np.int32(noise[i])) + _HALF
@@ -168,7 +168,7 @@ def _quantize(
         factor = np.float32(middle / reach) if reach != _ZERO else _ZERO
         at = drawn_at(key, low, low + size, drawn)
         u, counts = view(numbers, 0, size), view(counted, 0, size)
-        _place(t, factor, middle, view(drawn, at, at + size), u)
+        _locate(t, factor, middle, view(drawn, at, at + size), u)
         counts[:] = np.uint8(0)
         for four in range(0, _CODES, 4):
             _count_four(t, u, view(lows, four, four + 4), view(gaps, four, four + 4), counts)
@@ -222,18 +222,18 @@ def _back(
     for c in range(norms.size):
         low, high = c * chunk, min((c + 1) * chunk, out.size)
         size = _rotated(high - low, chunk)
-        power, place = _power(size), view(out, low, high)
+        power, target = _power(size), view(out, low, high)
         reach = _reach(norms[c], power, clip)
         if np.isnan(reach):
             if not add:
-                place[:] = np.float32(np.nan)
+                target[:] = np.float32(np.nan)
         else:
             w, spare = view(first, 0, size), view(second, 0, size)
             _centre(view(sums, low, low + size), most, np.float32(reach / np.float32(most)), w)
             _scale(w, np.float32(2.0 ** -(power // 2)))
             y = _hadamard(w, spare)
             _sign(view(signs, low // _PLANES, (low + size) // _PLANES), np.float32(1), y)
-            combine(place, y, weight, add)
+            combine(target, y, weight, add)
 
 
 def rotate_quantize(

@@ -10,7 +10,7 @@ from .._arrays import F32, I64, U8, U32, Gradient
 from ..natural import GROUP
 from ..philox import Noise
 from ..threads import over_slices
-from ._feedback import Values, factors_of, fill, place
+from ._feedback import Values, factors_of, fill, room_for_p
 from ._jit import inlined, lean
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
@@ -55,7 +55,7 @@ def _quantize(
     for low in range(0, x.size, GROUP):
         high = min(low + GROUP, x.size)
         now, left = view(x, low, high), view(residual, low, high)
-        p = view(place(now, left, room), 0, now.size)
+        p = view(room_for_p(now, left, room), 0, now.size)
         fill(now, left, loss_scale, p)
         at = drawn_at(key, low, high, drawn)
         packed = view(signs, low // 8, (high + 7) // 8)

@@ -12,7 +12,7 @@ from .._arrays import F32, U8, U32, Gradient
 from ..natural_dithering import Dithering
 from ..philox import FRACTION_BITS, Noise
 from ..threads import over_slices
-from ._feedback import Values, factors_of, fill_largest, place
+from ._feedback import Values, factors_of, fill_largest, room_for_p
 from ._jit import inlined, lean, lean_nested
 from ._lanes import sum_squares
 from ._noise import Key, drawn_at, noise_buffer, noise_key
@@ -138,7 +138,7 @@ def _dither(
     for b in range(norms.size):
         low, high = b * block, min((b + 1) * block, x.size)
         now, left = view(x, low, high), view(residual, low, high)
-        p = view(place(now, left, room), 0, now.size)
+        p = view(room_for_p(now, left, room), 0, now.size)
         norm = _norm(p, fill_largest(now, left, loss_scale, p, None, None, 0), euclidean)
         norms[b] = norm
         at = drawn_at(key, low, high, drawn)

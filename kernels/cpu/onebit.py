@@ -14,7 +14,7 @@ from numba.core import types
 
 from .._arrays import F32, I64, U8, Gradient
 from ..threads import over_slices
-from ._feedback import Values, factors_of, fill_magnitudes, place
+from ._feedback import Values, factors_of, fill_magnitudes, room_for_p
 from ._jit import inlined, intrinsic, lean
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._planes import SIGN, pack_short, pack_whole
@@ -67,7 +67,7 @@ def _quantize(
     for b in range(scales.size):
         low, high = b * block, min((b + 1) * block, x.size)
         now, left = view(x, low, high), view(residual, low, high)
-        p = view(place(now, left, room), 0, now.size)
+        p = view(room_for_p(now, left, room), 0, now.size)
         packed = view(bits, low // 8, (high + 7) // 8)
         total = fill_magnitudes(now, left, loss_scale, p, x, residual, high)
         if not np.isfinite(total):

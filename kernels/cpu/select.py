@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 from .._arrays import F32, U32, Gradient
-from ..select import Unit, in_units
+from ..select import Reference, scaled_threshold
 from ..threads import over_slices
 from ._candidates import BLOCK
 from ._feedback import Factors, Values, factors_of, magnitude_bits
@@ -76,21 +76,21 @@ def select_above(
     indices: U32,
     values: F32,
     *,
-    unit: Unit = "one",
+    relative_to: Reference = "one",
     residual: F32 | None = None,
     loss_scale: float = 1.0,
 ) -> int:
-    if unit == "one":
+    if relative_to == "one":
         floor = threshold_bits(threshold)
         count = select_largest(x, indices.size, floor, indices, values, residual, loss_scale)
         return count if count >= 0 else mark(indices, values)
     hint = guessed(x, residual, loss_scale, indices.size)
-    squares = np.zeros(0, np.uint32) if unit == "rms" else None
+    squares = np.zeros(0, np.uint32) if relative_to == "rms" else None
     listing = listing_of(x, residual, loss_scale, hint, squares)
     if not listing.finite:
         return mark(indices, values)
-    size = sqrt(listing.sums[0][1] / max(x.size, 1)) if unit == "rms" else listing.largest
-    floor = threshold_bits(in_units(threshold, size, listing.largest))
+    size = sqrt(listing.sums[0][1] / max(x.size, 1)) if relative_to == "rms" else listing.largest
+    floor = threshold_bits(scaled_threshold(threshold, size, listing.largest))
     return listing.choose(indices.size, floor, (indices, values))
 
 

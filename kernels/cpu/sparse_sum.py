@@ -10,21 +10,21 @@ from ._jit import jit
 def _sum(
     indices_a: U32, values_a: F32, indices_b: U32, values_b: F32, indices: U32, values: F32
 ) -> None:
-    a, b, place = 0, 0, 0
+    a, b, at = 0, 0, 0
     while a < indices_a.size and b < indices_b.size:
         first, second = indices_a[a], indices_b[b]
-        indices[place] = min(first, second)
+        indices[at] = min(first, second)
         if first == second:
-            values[place] = values_a[a] + values_b[b]
+            values[at] = values_a[a] + values_b[b]
         else:
-            values[place] = values_a[a] if first < second else values_b[b]
+            values[at] = values_a[a] if first < second else values_b[b]
         a += first <= second
         b += second <= first
-        place += 1
-    rest = place + indices_a.size - a
-    indices[place:rest], values[place:rest] = indices_a[a:], values_a[a:]
-    place, rest = rest, rest + indices_b.size - b
-    indices[place:rest], values[place:rest] = indices_b[b:], values_b[b:]
+        at += 1
+    rest = at + indices_a.size - a
+    indices[at:rest], values[at:rest] = indices_a[a:], values_a[a:]
+    at, rest = rest, rest + indices_b.size - b
+    indices[at:rest], values[at:rest] = indices_b[b:], values_b[b:]
     indices[rest:], values[rest:] = 0, 0
 
 

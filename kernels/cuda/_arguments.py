@@ -33,7 +33,7 @@ def values(x: Gradient) -> Arguments:
 
 @lru_cache(_KEPT)
 def i64(number: int) -> np.int64:
-    """``i64``: a number of elements, or a place among them."""
+    """``i64``: a number of elements, or an index of one."""
     return np.int64(number)
 
 

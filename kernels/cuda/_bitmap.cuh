@@ -11,8 +11,8 @@
 DEVICE void set_bit_of_lane(u8* bitmap, i64 bit, bool given) {
     constexpr u32 NOWHERE = 0xFFFFFFFFu;
     int lane = int(threadIdx.x) % WARP, lead = lead_of<u32>(bitmap);
-    u64 place = u64(bit + 8 * lead);
-    u32 word = given ? u32(place / 32) : NOWHERE, bits = given ? 1u << place % 32 : 0;
+    u64 from_word = u64(bit + 8 * lead);
+    u32 word = given ? u32(from_word / 32) : NOWHERE, bits = given ? 1u << from_word % 32 : 0;
     for (int step = 1; step < WARP; step *= 2) {
         u32 other = __shfl_up_sync(WHOLE_WARP, word, step);
         u32 theirs = __shfl_up_sync(WHOLE_WARP, bits, step);

@@ -71,11 +71,11 @@ DEVICE Tile tile_of(Cut cut, i64 number) {
 template <int COUNT, bool EVEN = false>
 DEVICE u32 minus_bits(const u32* signs, i64 i, int bits) {
     i64 chunk = i >> bits << bits;
-    int within = int(i - chunk), words = 1 << (bits - LEAST_BITS), place = within & (words - 1);
+    int within = int(i - chunk), words = 1 << (bits - LEAST_BITS), first = within & (words - 1);
     const u32* own = signs + chunk / 32;
     u32 minus = 0;
-    if (COUNT == 4 && words >= 4 && (EVEN || is_aligned(own + place, 16))) {
-        uint4 four = *reinterpret_cast<const uint4*>(own + place);
+    if (COUNT == 4 && words >= 4 && (EVEN || is_aligned(own + first, 16))) {
+        uint4 four = *reinterpret_cast<const uint4*>(own + first);
         int bit = within >> (bits - LEAST_BITS);
         return (four.x >> bit & 1u) | (four.y >> bit & 1u) << 1 | (four.z >> bit & 1u) << 2 |
                (four.w >> bit & 1u) << 3;

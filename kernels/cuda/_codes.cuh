@@ -20,10 +20,10 @@ DEVICE float levels_of(const Table& table) { return float(entry(table, 15)); }
 // For each integer below the last, which code's stretch of the table goes on from there: the code,
 // its integer, and the stretch's length. One for each thread of the CTA.
 DEVICE void lay_cells(const Table& table, u32* cells) {
-    u32 place = threadIdx.x, code = 0;
-    for (int c = 1; c < 15; ++c) code += entry(table, c) <= place;
+    u32 low = threadIdx.x, code = 0;
+    for (int c = 1; c < 15; ++c) code += entry(table, c) <= low;
     u32 integer = entry(table, int(code));
-    cells[place] = code | integer << 8 | (entry(table, int(code) + 1) - integer) << 16;
+    cells[low] = code | integer << 8 | (entry(table, int(code) + 1) - integer) << 16;
 }
 
 // How many of the thresholds are below t. They rise, and each lies in its own stretch, so only that

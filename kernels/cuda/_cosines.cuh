@@ -87,12 +87,12 @@ DEVICE void transform(const double* p, const double* cosines, float* coefficient
 // quarter of it apart.
 template <int N>
 DEVICE void transform_back(
-    const float* values, const u8* places, int kept, const double* cosines, double* decoded) {
+    const float* values, const u8* positions, int kept, const double* cosines, double* decoded) {
     constexpr int APART = N / EACH;
     int first = int(threadIdx.x) / APART * N, i = int(threadIdx.x) % APART;
     double sums[EACH] = {0.0, 0.0, 0.0, 0.0};
     for (int k = 0; k < kept; ++k) {
-        Row row = row_of<N>(places[first + k] & (N - 1));
+        Row row = row_of<N>(positions[first + k] & (N - 1));
         double value = values[first + k];
         for (int u = 0; u < EACH; ++u) {
             int at = row.start + row.step * (i + u * APART);
@@ -107,7 +107,7 @@ DEVICE void transform_back(
 constexpr u32 INFINITE = 0x7F800000u;
 
 struct Form {
-    int kept, width, place_bytes;  // width: bits of a place; 0 for a bitmap
+    int kept, width, position_bytes;  // width: bits of a position; 0 for a bitmap
 };
 
 // Coefficients as they lie on the wire.
@@ -134,22 +134,22 @@ DEVICE float put(Sent sent, i64 i, float value) {
 
 DEVICE u32 bits_below(int bit) { return (1u << bit) - 1u; }
 
-// Place k of a stream.
-DEVICE u32 streamed_place(const u8* packed, int k, Form form) {
+// Position k of a stream.
+DEVICE u32 streamed_position(const u8* packed, int k, Form form) {
     int first = k * form.width, byte = first / 8;
     u32 word = packed[byte];
-    for (int more = 1; more < 3 && byte + more < form.place_bytes; ++more)
+    for (int more = 1; more < 3 && byte + more < form.position_bytes; ++more)
         word |= u32(packed[byte + more]) << 8 * more;
     return word >> first % 8 & bits_below(form.width);
 }
 
-// A byte of a stream of places.
-template <class Place>
-DEVICE u32 streamed_byte(const Place* places, int byte, Form form) {
+// A byte of a stream of positions.
+template <class Position>
+DEVICE u32 streamed_byte(const Position* positions, int byte, Form form) {
     int first = 8 * byte / form.width;
     u32 bits = 0;
     for (int k = first; k < form.kept && k * form.width < 8 * byte + 8; ++k)
-        bits |= u32(places[k]) << (k - first) * form.width;
+        bits |= u32(positions[k]) << (k - first) * form.width;
     return bits >> (8 * byte - first * form.width) & 255u;
 }
 

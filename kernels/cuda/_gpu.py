@@ -156,8 +156,8 @@ class Gpu:
         """See `Device.read`."""
         host, runtime = _hosts[0] if _hosts else self._host, self._cupy.cuda.runtime
         number, stream = np.empty(1, array.dtype), host.stream()
-        place, size_bytes = number.ctypes.data, number.nbytes
-        runtime.memcpyAsync(place, array.pointer, size_bytes, _TO_HOST, stream)
+        address, size_bytes = number.ctypes.data, number.nbytes
+        runtime.memcpyAsync(address, array.pointer, size_bytes, _TO_HOST, stream)
         runtime.streamSynchronize(stream)
         return int(number[0])
 

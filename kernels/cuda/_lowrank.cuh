@@ -61,7 +61,7 @@ DEVICE void add_scaled(Pack<WIDTH>& sum, float factor, const Pack<WIDTH>& line) 
     for (int u = 0; u < WIDTH; ++u) sum.of[u] += factor * line.of[u];
 }
 
-// Elements of M from a place on, one pack at each step, of which `some` are there; zeros for the
+// Elements of M from a position on, one pack at each step, of which `some` are there; zeros for the
 // others. What there is of M takes the place of x.
 template <int WIDTH, int STEPS>
 DEVICE void take(const Sum& m, i64 at, i64 stride, int some, Pack<WIDTH> (&elements)[STEPS]) {

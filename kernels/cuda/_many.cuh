@@ -26,14 +26,14 @@ struct Many {
 template <class... A>
 __device__ Many<A...> many_like(void (*)(A...));
 
-struct Place {
+struct CtaOfLaunch {
     unsigned block, blocks;
 };
 
-// Of the CTA in the launch that it stands for.
-DEVICE Place& own_place() {
-    __shared__ Place place;
-    return place;
+// This CTA, in the launch that it stands for.
+DEVICE CtaOfLaunch& own_cta() {
+    __shared__ CtaOfLaunch cta;
+    return cta;
 }
 
 struct InGrid {
@@ -51,7 +51,7 @@ DEVICE int own_launch(const AnyMany& many) {
     }
     if (threadIdx.x == 0) {
         int first = many.first_block[low];
-        own_place() = {unsigned(block - first), unsigned(many.first_block[low + 1] - first)};
+        own_cta() = {unsigned(block - first), unsigned(many.first_block[low + 1] - first)};
     }
     __syncthreads();
     return low;
@@ -105,5 +105,5 @@ DEVICE void run_own(const Many<A...>& many) {
 // as many as it needs, and shares with no other CTA: it would spill.
 #define CROWDED(name, threads, ctas, parameters) FORM(ENTRY_ALONE, name, threads, parameters)
 
-#define blockIdx (InGrid{own_place().block})
-#define gridDim (InGrid{own_place().blocks})
+#define blockIdx (InGrid{own_cta().block})
+#define gridDim (InGrid{own_cta().blocks})

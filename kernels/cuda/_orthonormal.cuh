@@ -1,6 +1,6 @@
 // Gram-Schmidt on the products of the rows of a factor; see compressa.kernels.lowrank.
 //
-// What is found out for row j and the rows up to it begins at place j (j + 1) / 2.
+// What is found out for row j and the rows up to it begins at index j (j + 1) / 2.
 #pragma once
 
 #include "_team.cuh"

@@ -32,12 +32,12 @@ class _Room:
 
     def __init__(self, sizes: list[int]) -> None:
         self.values = ctypes.create_string_buffer(sum(sizes))
-        place, places = ctypes.addressof(self.values), []
+        address, addresses = ctypes.addressof(self.values), []
         for size in sizes:
-            places.append(place)
-            place += size
-        self._places = (ctypes.c_void_p * len(places))(*places)
-        self.addresses = ctypes.addressof(self._places)
+            addresses.append(address)
+            address += size
+        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        self.addresses = ctypes.addressof(self._addresses)
 
 
 class Kernel:
@@ -69,8 +69,8 @@ class Kernel:
         except IndexError:
             room = _Room(self._sizes)
         self._pack(room.values, 0, *values)
-        place = room.addresses
-        self._launch(self._function.ptr, blocks, 1, 1, CTA, 1, 1, 0, stream, place, 0)
+        addresses = room.addresses
+        self._launch(self._function.ptr, blocks, 1, 1, CTA, 1, 1, 0, stream, addresses, 0)
         self._rooms.append(room)
 
 

@@ -40,8 +40,8 @@ DEVICE u32 fraction_of(u32 word, bool second) {
 // The 23 bits of an element; see `random_fractions`.
 DEVICE u32 random_fraction(const Noise& noise, i64 i) {
     u64 element = u64(noise.start + i);
-    u32 place = u32(element % ROW), part = place / ROW_BLOCKS, words[4];
-    philox(noise, element / ROW * ROW_BLOCKS + place % ROW_BLOCKS, words);
+    u32 column = u32(element % ROW), part = column / ROW_BLOCKS, words[4];
+    philox(noise, element / ROW * ROW_BLOCKS + column % ROW_BLOCKS, words);
     return fraction_of(word_of(words, part / 2), part % 2);
 }
 
@@ -79,15 +79,15 @@ DEVICE Drawn drawn_for_span(const Noise& noise, i64 low, int size) {
 
 // The 23 bits of element i of the span; see `random_fractions`.
 DEVICE u32 drawn_fraction(Drawn drawn, int i) {
-    int place = drawn.first + i, part = place / ROW_BLOCKS;
-    return fraction_of(drawn.words[part / 2 * ROW_BLOCKS + place % ROW_BLOCKS], part % 2);
+    int column = drawn.first + i, part = column / ROW_BLOCKS;
+    return fraction_of(drawn.words[part / 2 * ROW_BLOCKS + column % ROW_BLOCKS], part % 2);
 }
 
 // Those of `count` elements from i on, at most four; read at once where they lie so.
 DEVICE void drawn_fractions(Drawn drawn, int i, int count, u32 (&fractions)[4]) {
-    int place = drawn.first + i, part = place / ROW_BLOCKS;
-    if (count > 0 && place % 4 == 0) {
-        const u32* words = drawn.words + part / 2 * ROW_BLOCKS + place % ROW_BLOCKS;
+    int column = drawn.first + i, part = column / ROW_BLOCKS;
+    if (count > 0 && column % 4 == 0) {
+        const u32* words = drawn.words + part / 2 * ROW_BLOCKS + column % ROW_BLOCKS;
         uint4 four = *reinterpret_cast<const uint4*>(words);
         fractions[0] = fraction_of(four.x, part % 2), fractions[1] = fraction_of(four.y, part % 2);
         fractions[2] = fraction_of(four.z, part % 2), fractions[3] = fraction_of(four.w, part % 2);

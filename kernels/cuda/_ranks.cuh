@@ -66,8 +66,8 @@ DEVICE bool refined(const u32* sample, i64 size, State* ranked, int ranks, int l
         clear_counts(counts);
         u32 low = ranked[r].low, shift = ranked[r].shift, width = ranked[r].width;
         for (i64 i = team_number<1>(); i < size; i += team_count<1>()) {
-            u32 place = sample[i] - low;
-            if (place >> width == 0) atomicAdd(counts + (place >> shift), 1u);
+            u32 above = sample[i] - low;
+            if (above >> width == 0) atomicAdd(counts + (above >> shift), 1u);
         }
         add_counts(counts, ranked[r].counts[level]);
     }

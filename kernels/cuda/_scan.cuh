@@ -1,4 +1,4 @@
-// Sums over what comes before, within a CTA; and the CTA that is the last to come to a place.
+// Sums over what comes before, within a CTA; and the CTA that is the last to come to a point.
 #pragma once
 
 #include "_team.cuh"

@@ -18,7 +18,7 @@ constexpr u32 INFINITE = 0x7F800000u, LARGEST = 0x7F7FFFFFu, NONE = 0xFFFFFFFFu;
 constexpr u64 ALL = 1ull << 62;
 constexpr int CHOSEN = LEVELS, COUNTED = LEVELS + 1, FITTED = LEVELS + 2;
 
-enum Unit { ONE, RMS, MAX };
+enum Reference { ONE, RMS, MAX };
 enum Todo { SURVEY_AGAIN, REFINE, NOTHING, COUNT_ALL, COUNT_MARKED };
 
 // The vector q = (x + loss_scale * residual) * back; once surveyed, the residual holds it.
@@ -171,9 +171,9 @@ DEVICE void add_counts(const u32* counts, u64* to) {
         if (counts[bin]) atomicAdd(to + bin, u64(counts[bin]));
 }
 
-// Bits of the smallest magnitude that reaches a threshold in units.
-DEVICE u32 floor_of(double threshold, double unit, float largest) {
-    double floor = threshold * unit;
+// Bits of the smallest magnitude that reaches a threshold that is relative to a reference.
+DEVICE u32 floor_of(double threshold, double reference, float largest) {
+    double floor = threshold * reference;
     floor = double(largest) < floor ? double(largest) : floor;
     return magnitude_bits(float(0x1p-149 > floor ? 0x1p-149 : floor));
 }
@@ -181,13 +181,13 @@ DEVICE u32 floor_of(double threshold, double unit, float largest) {
 // A sample of a vector: one element of each of many equal stretches.
 
 // By a sequence without a period that the vector may share.
-DEVICE i64 sample_place(u64 number, u64 stretch) {
+DEVICE i64 sample_index(u64 number, u64 stretch) {
     u64 word = (number * 0x9E3779B97F4A7C15ull) >> 32;
     return i64(number * stretch + (word * stretch >> 32));
 }
 
 // Call take(number, bits) for the numbers `first`, `first + step`, ... of a sample of q's
-// magnitudes. Far places, eight at a time: all are asked for before any is waited for.
+// magnitudes. Far elements, eight at a time: all are asked for before any is waited for.
 template <class Take>
 DEVICE void draw(const Source& from, i64 size, i64 first, i64 step, Take take) {
     constexpr int AT_ONCE = 8;
@@ -196,7 +196,7 @@ DEVICE void draw(const Source& from, i64 size, i64 first, i64 step, Take take) {
     for (; first < size; first += AT_ONCE * step) {
         float x[AT_ONCE], left[AT_ONCE];
         for (int e = 0; e < AT_ONCE; ++e) {
-            i64 i = sample_place(u64(min(first + e * step, size - 1)), stretch);
+            i64 i = sample_index(u64(min(first + e * step, size - 1)), stretch);
             x[e] = load(from.x, i), left[e] = residual ? residual[i] : 0.0f;
         }
         for (int e = 0; e < AT_ONCE; ++e) {

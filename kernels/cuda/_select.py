@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from .._arrays import F32, U32, Gradient, block_count
-from ..select import Unit
+from ..select import Reference
 from ._arguments import feedback, i64, values
 from ._device import CTA, WARP, Argument, Table, device, launch
 from ._later import state_of_caller
@@ -72,7 +72,7 @@ class Selection:
         Args:
             indices: Receives the indices.
             chosen: Receives the values.
-            fixed: Whether all of the room is filled if anything is not finite, or one place only.
+            fixed: Whether all of the room is filled if anything is not finite, or one element only.
         """
         for level in _REFINED:
             self.look(SOURCE, "refine", np.int32(level))
@@ -100,27 +100,27 @@ def select_largest(
     residual: F32 | None,
     loss_scale: float,
     *,
-    unit: Unit = "one",
+    relative_to: Reference = "one",
     fixed: bool = False,
 ) -> Selection:
     """Find the largest elements that reach a threshold, as many as there is room for.
 
     Args:
         x: At least one element.
-        threshold: In units.
+        threshold: Over what it is relative to.
         indices: Receives the indices.
         chosen: Receives the values.
         residual: Added to the vector; receives what was not chosen.
         loss_scale: The loss scale.
-        unit: See `compressa.kernels.select`.
+        relative_to: See `compressa.kernels.select`.
         fixed: See `Selection.write`.
     """
     selection = Selection(x, residual, loss_scale)
-    limit = np.int32(get_args(Unit).index(unit)), np.float64(threshold)
+    limit = np.int32(get_args(Reference).index(relative_to)), np.float64(threshold)
     ranks = (np.int32(rank) for rank in _ranks(indices.size, x.size))
     launch(SOURCE, "begin", 1, CTA, *selection.vector, selection.state, *ranks, *limit)
 
-    squares = device().empty(selection.tiles, np.float64) if unit == "rms" else None
+    squares = device().empty(selection.tiles, np.float64) if relative_to == "rms" else None
     first = "survey_once" if squares is None else "survey_with_squares"
     selection.look(SOURCE, first, squares, *limit, np.uint64(indices.size))
     selection.survey_again()

@@ -57,26 +57,26 @@ DEVICE u32 team_max(u32 value) {
     return value;
 }
 
-// Streams: a thread takes several fours a turn, and asks for all before it works on one.
-constexpr int FOURS_A_TURN = 2;  // as in _work.py
+// Streams: a thread takes a batch of fours at a time, and asks for all before it works on one.
+constexpr int FOURS_A_BATCH = 2;  // as in _work.py
 
-struct Turn {
-    i64 i[FOURS_A_TURN];  // elements that the vectors begin with
-    int count[FOURS_A_TURN];
+struct Batch {
+    i64 i[FOURS_A_BATCH];  // elements that the vectors begin with
+    int count[FOURS_A_BATCH];
 };
 
-// Calls take(turn) until all n elements have been taken.
+// Calls take(batch) until all n elements have been taken.
 template <class Take>
-DEVICE void for_turns(i64 n, Take take) {
+DEVICE void for_batches(i64 n, Take take) {
     constexpr int ROW = 4 * CTA;
-    i64 step = i64(gridDim.x) * FOURS_A_TURN * ROW;
-    for (i64 low = i64(blockIdx.x) * FOURS_A_TURN * ROW; low < n; low += step) {
-        Turn turn;
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
-            turn.i[v] = low + v * ROW + 4 * int(threadIdx.x);
-            turn.count[v] = int(max(i64(0), min(i64(4), n - turn.i[v])));
+    i64 step = i64(gridDim.x) * FOURS_A_BATCH * ROW;
+    for (i64 low = i64(blockIdx.x) * FOURS_A_BATCH * ROW; low < n; low += step) {
+        Batch batch;
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v) {
+            batch.i[v] = low + v * ROW + 4 * int(threadIdx.x);
+            batch.count[v] = int(max(i64(0), min(i64(4), n - batch.i[v])));
         }
-        take(turn);
+        take(batch);
     }
 }
 

@@ -1,7 +1,7 @@
 // The running sums of an array of counts.
 //
 // What tiles of an array find is listed in three launches: one counts what each tile has,
-// `scan_counts` turns the counts into places, and one writes from these places on.
+// `scan_counts` turns the counts into positions, and one writes from these on.
 #pragma once
 
 #include "_scan.cuh"
@@ -17,10 +17,10 @@ KERNEL(scan_counts, CTA, (i64* counts, i64 n)) {
             sum += mine[u];
         }
         Scanned<i64> scanned = cta_scan(sum);
-        i64 place = before + scanned.before;
+        i64 at = before + scanned.before;
         for (int u = 0; u < EACH; ++u) {
-            if (first + u < n) counts[first + u] = place;
-            place += mine[u];
+            if (first + u < n) counts[first + u] = at;
+            at += mine[u];
         }
         before += scanned.total;
     }

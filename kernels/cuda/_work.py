@@ -37,7 +37,7 @@ def threads_for(elems: int, each: int) -> tuple[int, int]:
     return -(-elems // (each * WARP)), WARP
 
 
-def turns_for(elems: int) -> tuple[int, int]:
+def batches_for(elems: int) -> tuple[int, int]:
     """The same for kernels that stream: a block of threads takes two vectors of four a thread."""
     return -(-elems // (2 * 4 * CTA)), CTA
 

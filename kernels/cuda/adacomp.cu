@@ -31,14 +31,14 @@ struct InBin {
     int left;  // elements from here to the bin's end
 };
 
-DEVICE InBin place_of(const Stretch& stretch, int i) {
+DEVICE InBin bin_at(const Stretch& stretch, int i) {
     if (i < stretch.first) return {0, stretch.first - i};
     int beyond = i - stretch.first;
     return {1 + beyond / stretch.others, stretch.others - beyond % stretch.others};
 }
 
-DEVICE void advance(const Stretch& stretch, InBin& place) {
-    if (--place.left == 0) ++place.bin, place.left = stretch.others;
+DEVICE void advance(const Stretch& stretch, InBin& at) {
+    if (--at.left == 0) ++at.bin, at.left = stretch.others;
 }
 
 // What a thread has of a stretch: q, and the gradient alone.
@@ -86,15 +86,15 @@ DEVICE u32 find_largest(const Stretch& stretch, const Fours& fours, u32* largest
     for (int t = 0; t < TIMES; ++t) {
         int first = own(t) - 4 * team_thread<WARP>(), last = min(first + 4 * WARP, stretch.size);
         if (first >= stretch.size) break;
-        int bin = place_of(stretch, first).bin;
-        bool whole = bin == place_of(stretch, last - 1).bin;  // the warp's elements have one bin
-        InBin place = place_of(stretch, own(t));
+        int bin = bin_at(stretch, first).bin;
+        bool whole = bin == bin_at(stretch, last - 1).bin;  // the warp's elements have one bin
+        InBin at = bin_at(stretch, own(t));
         u32 top = 0;
         for (int u = 0; u < 4 && own(t) + u < stretch.size; ++u) {
-            int before = place.bin;
+            int before = at.bin;
             top = max(top, magnitude_bits(fours.q[t][u]));
-            advance(stretch, place);
-            if (whole || place.bin == before) continue;
+            advance(stretch, at);
+            if (whole || at.bin == before) continue;
             atomicMax(largest + before, top);
             seen = max(seen, top), top = 0;
         }
@@ -103,7 +103,7 @@ DEVICE u32 find_largest(const Stretch& stretch, const Fours& fours, u32* largest
             top = team_max<WARP>(top);
             if (team_thread<WARP>() == 0) atomicMax(largest + bin, top);
         } else if (top) {
-            atomicMax(largest + place.bin, top);
+            atomicMax(largest + at.bin, top);
         }
     }
     return seen;
@@ -126,11 +126,11 @@ DEVICE void mark_stretch(
     __syncthreads();
     int offset = int(stretch.low % 32);
     for (int t = 0; t < TIMES; ++t) {
-        InBin place = place_of(stretch, own(t));
-        for (int u = 0; u < 4 && own(t) + u < stretch.size; ++u, advance(stretch, place)) {
+        InBin at = bin_at(stretch, own(t));
+        for (int u = 0; u < 4 && own(t) + u < stretch.size; ++u, advance(stretch, at)) {
             float q = fours.q[t][u];
             u32 bits = magnitude_bits(q), repeated = magnitude_bits(q + fours.g[t][u]);
-            if (bits == 0 || repeated < largest[place.bin]) continue;
+            if (bits == 0 || repeated < largest[at.bin]) continue;
             int bit = offset + own(t) + u;
             atomicAdd(counts + ((bits - begin) >> shift), 1u);
             atomicOr(mine + bit / 32, 1u << bit % 32);

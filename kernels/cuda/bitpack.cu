@@ -39,9 +39,9 @@ KERNEL(
 
 // The 32 bits of a stream that begin at a bit.
 DEVICE u32 bits_from(const u8* packed, i64 size, i64 bit) {
-    i64 place = bit + 8 * lead_of<u32>(packed), w = place / WORD_BITS;
+    i64 offset = bit + 8 * lead_of<u32>(packed), w = offset / WORD_BITS;
     u64 high = load_word<u32>(packed, size, w + 1);
-    return u32((high << WORD_BITS | load_word<u32>(packed, size, w)) >> place % WORD_BITS);
+    return u32((high << WORD_BITS | load_word<u32>(packed, size, w)) >> offset % WORD_BITS);
 }
 
 template <bool EVEN>
@@ -145,7 +145,7 @@ KERNEL(count_tiles, CTA, (const u8* bitmap, i64 size, i64 tile, i64 tiles, i64* 
 // answer is whether there are more than there is room for, or fewer, or a bit from the n-th on.
 KERNEL(
     list_tiles, CTA,
-    (const u8* bitmap, i64 size, i64 tile, i64 tiles, const i64* places, i64 n, u32* indices,
+    (const u8* bitmap, i64 size, i64 tile, i64 tiles, const i64* offsets, i64 n, u32* indices,
      i64 room, u64* answer)) {
     constexpr u32 ROOM = 4096;
     __shared__ u16 listed[ROOM];
@@ -153,9 +153,9 @@ KERNEL(
     i64 words = word_count<u64>(bitmap, size);
     bool first_thread = blockIdx.x == 0 && me == 0;
     answer_any(
-        answer, first_thread && (places[tiles] != room || (n % 8 && bitmap[size - 1] >> n % 8)));
+        answer, first_thread && (offsets[tiles] != room || (n % 8 && bitmap[size - 1] >> n % 8)));
     for (i64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-        i64 place = places[t];
+        i64 offset = offsets[t];
         i64 end = min((t + 1) * tile, words);
         for (i64 low = t * tile; low < end; low += CTA) {
             u64 word = low + me < end ? load_word<u64>(bitmap, size, low + me) : 0;
@@ -166,12 +166,12 @@ KERNEL(
                 for (; word && rank < done + ROOM; word &= word - 1, ++rank)
                     listed[rank - done] = u16(64 * me + u32(__popcll(~word & (word - 1))));
                 __syncthreads();
-                i64 at = place + done, left = max(room - at, i64(0));
+                i64 at = offset + done, left = max(room - at, i64(0));
                 u32 ready = u32(min(i64(min(ROOM, total - done)), left));
                 for (u32 i = me; i < ready; i += CTA) indices[at + i] = first + listed[i];
                 __syncthreads();
             }
-            place += total;
+            offset += total;
         }
     }
 }

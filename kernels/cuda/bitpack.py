@@ -13,7 +13,7 @@ from ._later import find_fault
 from ._work import threads_for
 
 _TILES = 2048
-"""At most: few enough to sum their counts in one turn, and enough to keep a GPU busy."""
+"""At most: few enough to sum their counts at a time, and enough to keep a GPU busy."""
 _WORD_BYTES = 8  # of a bitmap that is listed
 
 
@@ -41,9 +41,9 @@ def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
         Whether they are as many as indices, and all below n; waits for that if it must.
     """
     words = bitmap.size // _WORD_BYTES + 2  # the first and the last may have a few bytes only
-    turns = -(-words // CTA)  # in each of which all threads of a block take a word
-    tile = -(-turns // _TILES)
-    tiles = -(-turns // tile)
+    rows = -(-words // CTA)  # in each of which all threads of a block take a word
+    tile = -(-rows // _TILES)
+    tiles = -(-rows // tile)
     counts = device().empty(tiles + 1, np.int64)
     cut = bitmap, i64(bitmap.size), i64(tile * CTA), i64(tiles), counts
     launch("bitpack", "count_tiles", tiles, CTA, *cut)

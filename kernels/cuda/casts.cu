@@ -1,7 +1,7 @@
 // Casts to 16-bit floats and back; see compressa.kernels.casts for the arithmetic.
 //
-// A thread takes four neighbouring elements and four more a turn, and asks for all that it reads of
-// them before it works on any.
+// A thread takes four neighbouring elements and four more at a time, and asks for all that it reads
+// of them before it works on any.
 
 #include "_values.cuh"
 #include "_sums.cuh"
@@ -17,24 +17,24 @@ DEVICE float kept(float p, float sent, float before, float back, int kind) {
 template <bool EVEN>
 DEVICE void narrow_all(
     const float* x, u16* out, int kind, float* residual, float loss_scale, float back, i64 n) {
-    for_turns(n, [&](const Turn& turn) {
-        float p[FOURS_A_TURN][4], left[FOURS_A_TURN][4] = {};
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v)
-            load4<EVEN>(x, turn.i[v], turn.count[v], p[v]);
+    for_batches(n, [&](const Batch& batch) {
+        float p[FOURS_A_BATCH][4], left[FOURS_A_BATCH][4] = {};
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v)
+            load4<EVEN>(x, batch.i[v], batch.count[v], p[v]);
         if (residual) {
-            UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v)
-                load4<EVEN>(residual, turn.i[v], turn.count[v], left[v]);
-            UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v)
+            UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v)
+                load4<EVEN>(residual, batch.i[v], batch.count[v], left[v]);
+            UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v)
                 for (int u = 0; u < 4; ++u) p[v][u] = p[v][u] + loss_scale * left[v][u];
         }
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v) {
             u16 halves[4];
             for (int u = 0; u < 4; ++u) halves[u] = u16(narrow_bits(p[v][u], kind));
-            store4<EVEN>(out, turn.i[v], turn.count[v], halves);
+            store4<EVEN>(out, batch.i[v], batch.count[v], halves);
             if (!residual) continue;
             for (int u = 0; u < 4; ++u)
                 left[v][u] = kept(p[v][u], widen(halves[u], kind), left[v][u], back, kind);
-            store4<EVEN>(residual, turn.i[v], turn.count[v], left[v]);
+            store4<EVEN>(residual, batch.i[v], batch.count[v], left[v]);
         }
     });
 }
@@ -50,18 +50,18 @@ KERNEL(
 
 template <bool EVEN>
 DEVICE void widen_all(Values x, float* out, i64 n, float weight, bool add) {
-    for_turns(n, [&](const Turn& turn) {
-        u32 raw[FOURS_A_TURN][4];
-        float values[FOURS_A_TURN][4] = {};
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v)
-            load_raw4<EVEN>(x, turn.i[v], turn.count[v], raw[v]);
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v)
-            if (add) load4<EVEN>(out, turn.i[v], turn.count[v], values[v]);
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+    for_batches(n, [&](const Batch& batch) {
+        u32 raw[FOURS_A_BATCH][4];
+        float values[FOURS_A_BATCH][4] = {};
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v)
+            load_raw4<EVEN>(x, batch.i[v], batch.count[v], raw[v]);
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v)
+            if (add) load4<EVEN>(out, batch.i[v], batch.count[v], values[v]);
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v) {
             float decoded[4];
             widen_raw4(raw[v], x.kind, decoded);
             put_or_add(values[v], decoded, weight, add);
-            store4<EVEN>(out, turn.i[v], turn.count[v], values[v]);
+            store4<EVEN>(out, batch.i[v], batch.count[v], values[v]);
         }
     });
 }

@@ -10,14 +10,14 @@ from .._arrays import F32, Gradient
 from ..casts import Half
 from ._arguments import feedback, i64, values
 from ._device import launch
-from ._work import launch_sums, threads_for, turns_for
+from ._work import batches_for, launch_sums, threads_for
 
 
 def narrow(x: F32, out: Half, *, residual: F32 | None = None, loss_scale: float = 1.0) -> None:
     launch(
         "casts",
         "narrow",
-        *turns_for(x.size),
+        *batches_for(x.size),
         x,
         *values(out),
         *feedback(residual, loss_scale),
@@ -29,7 +29,7 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
     launch(
         "casts",
         "widened",
-        *turns_for(out.size),
+        *batches_for(out.size),
         *values(x),
         out,
         i64(out.size),

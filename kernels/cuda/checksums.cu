@@ -3,10 +3,10 @@
 #include "_answer.cuh"
 #include "_bytes.cuh"
 
-constexpr u64 PLACE = 0x9E3779B97F4A7C15ull, MIX = 0xBF58476D1CE4E5B9ull;
+constexpr u64 INDEX = 0x9E3779B97F4A7C15ull, MIX = 0xBF58476D1CE4E5B9ull;
 
-DEVICE u64 mixed(u64 word, i64 place) {
-    u64 m = word + u64(place) * PLACE;
+DEVICE u64 mixed(u64 word, i64 index) {
+    u64 m = word + u64(index) * INDEX;
     m = (m ^ m >> 32) * MIX;
     return m ^ m >> 29;
 }

@@ -70,7 +70,7 @@ DEVICE bool are_even(const Source& from, i64 chunk) {
     return chunk % 4 == 0 && is_aligned(from.x, 16) && is_aligned(from.residual, 16);
 }
 
-// The NaN of the specification in the place of any other.
+// The NaN of the specification in the low of any other.
 DEVICE double norm_of(double sum) { return sum == sum ? sum : double(quiet_nan()); }
 
 // Of the chunks in a warp's tile, whose norms go from `norms` on: each half of the warp sums one.
@@ -291,10 +291,10 @@ DEVICE Piece piece_of(i64 team, i64 chunk) {
     return {number, begin, int(min(i64(PIECE), chunk - begin))};
 }
 
-// How much of a piece that lies at `place` there is: the last chunk may be short, and a number may
+// How much of a piece that lies at `low` there is: the last chunk may be short, and a number may
 // be no chunk's.
-DEVICE int existing(i64 place, i64 n, Piece piece) {
-    return int(max(i64(0), min(i64(piece.size), n - place)));
+DEVICE int existing(i64 low, i64 n, Piece piece) {
+    return int(max(i64(0), min(i64(piece.size), n - low)));
 }
 
 KERNEL(
@@ -306,13 +306,13 @@ KERNEL(
          team += team_count<WARP>()) {
         Piece piece = piece_of(team, chunk);
         i64 to = piece.number * chunk + piece.begin;
-        i64 place = hold ? n : i64(chosen[piece.number]) * chunk + piece.begin;
-        int there = existing(place, n, piece);
+        i64 low = hold ? n : i64(chosen[piece.number]) * chunk + piece.begin;
+        int there = existing(low, n, piece);
         for (int i = 4 * team_thread<WARP>(); i < piece.size; i += 4 * WARP) {
             float moved[4];
-            load4(residual, place + i, there - i, moved);
+            load4(residual, low + i, there - i, moved);
             store4(values, to + i, piece.size - i, moved);
-            store4(residual, place + i, there - i, zeros);
+            store4(residual, low + i, there - i, zeros);
         }
     }
 }
@@ -333,10 +333,10 @@ KERNEL(
          team += team_count<WARP>()) {
         Piece piece = piece_of(team, chunk);
         i64 from = piece.number * chunk + piece.begin;
-        i64 place = i64(chosen[piece.number]) * chunk + piece.begin;
-        int there = existing(place, n, piece);
+        i64 low = i64(chosen[piece.number]) * chunk + piece.begin;
+        int there = existing(low, n, piece);
         for (int i = 4 * team_thread<WARP>(); i < there; i += 4 * WARP) {
-            combine4(out, place + i, there - i, weight, true, [&](float (&value)[4]) {
+            combine4(out, low + i, there - i, weight, true, [&](float (&value)[4]) {
                 load4(values, from + i, there - i, value);
             });
         }

@@ -55,17 +55,17 @@ DEVICE Set<N> largest(const u32 (&keys)[Set<N>::WORDS], int kept) {
     return taken;
 }
 
-// Move what is in a set together, and note the places; in place, by one warp.
+// Move what is in a set together, and note the positions; in place, by one warp.
 template <int N>
 DEVICE void gather(
-    const Set<N>& taken, const float (&coefficients)[Set<N>::WORDS], float* values, u8* places) {
+    const Set<N>& taken, const float (&coefficients)[Set<N>::WORDS], float* values, u8* positions) {
     int before = 0;
     __syncwarp();
     for (int word = 0; word < Set<N>::WORDS; ++word) {
         int at = before + __popc(taken.words[word] & bits_below(warp_lane()));
         if (taken.words[word] >> warp_lane() & 1u) {
             values[at] = coefficients[word];
-            places[at] = u8(warp_lane() + word * WARP);
+            positions[at] = u8(warp_lane() + word * WARP);
         }
         before += __popc(taken.words[word]);
     }
@@ -74,7 +74,7 @@ DEVICE void gather(
 
 // Choose among a chunk's coefficients; return the chosen ones. If one is too large, all are NaN.
 template <int N>
-DEVICE Set<N> choose(int kept, u32 limit, float* values, u8* places) {
+DEVICE Set<N> choose(int kept, u32 limit, float* values, u8* positions) {
     float coefficients[Set<N>::WORDS];
     u32 keys[Set<N>::WORDS];
     bool overflow = false;
@@ -91,13 +91,13 @@ DEVICE Set<N> choose(int kept, u32 limit, float* values, u8* places) {
             keys[word] = 0;  // all are alike, and the first are taken
         }
     Set<N> taken = largest<N>(keys, kept);
-    gather<N>(taken, coefficients, values, places);
+    gather<N>(taken, coefficients, values, positions);
     return taken;
 }
 
-// Byte `warp_lane()` of a chunk's packed places.
+// Byte `warp_lane()` of a chunk's packed positions.
 template <int N>
-DEVICE u32 packed_byte(const Set<N>& taken, const u8* places, Form form) {
+DEVICE u32 packed_byte(const Set<N>& taken, const u8* positions, Form form) {
     int byte = warp_lane();
     if (!form.width) {
         u32 found = 0;
@@ -105,18 +105,19 @@ DEVICE u32 packed_byte(const Set<N>& taken, const u8* places, Form form) {
             found = word == byte / 4 ? taken.words[word] : found;
         return found >> 8 * (byte % 4) & 255u;
     }
-    return streamed_byte(places, byte, form);
+    return streamed_byte(positions, byte, form);
 }
 
-// Values and places of one chunk, by one warp; what is listed becomes what arrives.
+// Values and positions of one chunk, by one warp; what is listed becomes what arrives.
 template <int N>
 DEVICE void send(
     i64 chunk, const Set<N>& taken, float* listed, const u8* chosen, Form form, Sent values,
-    u8* places) {
+    u8* positions) {
     for (int k = warp_lane(); k < form.kept; k += WARP)
         listed[k] = put(values, chunk * form.kept + k, listed[k]);
-    if (warp_lane() < form.place_bytes)
-        places[chunk * form.place_bytes + warp_lane()] = u8(packed_byte<N>(taken, chosen, form));
+    if (warp_lane() < form.position_bytes)
+        positions[chunk * form.position_bytes + warp_lane()] =
+            u8(packed_byte<N>(taken, chosen, form));
 }
 
 // What a CTA has of a tile.
@@ -125,7 +126,7 @@ struct Room {
     double cosines[4 * N];
     double wide[TILE];  // p, then what is decoded
     float values[TILE];  // coefficients; the kept ones of each chunk at its beginning
-    u8 places[TILE];
+    u8 positions[TILE];
     u32 broken[TILE / N];  // whether some p of a chunk is not finite
 };
 
@@ -141,7 +142,7 @@ DEVICE void load_own(
 
 template <int N>
 DEVICE void keep(
-    Values x, Feedback feedback, Sent values, u8* places, i64 n, Form form, Room<N>& room) {
+    Values x, Feedback feedback, Sent values, u8* positions, i64 n, Form form, Room<N>& room) {
     constexpr int CHUNKS = TILE / N;
     lay_cosines<N>(room.wide, room.cosines);
     i64 chunks = (n + N - 1) / N, tiles = (chunks + CHUNKS - 1) / CHUNKS;
@@ -163,13 +164,13 @@ DEVICE void keep(
         for (int c = int(threadIdx.x) / WARP; c < CHUNKS; c += CTA / WARP) {
             if (tile * CHUNKS + c >= chunks) break;  // all of a warp
             float* listed = room.values + c * N;
-            u8* chosen = room.places + c * N;
+            u8* chosen = room.positions + c * N;
             Set<N> taken = choose<N>(form.kept, too_large(values), listed, chosen);
-            send<N>(tile * CHUNKS + c, taken, listed, chosen, form, values, places);
+            send<N>(tile * CHUNKS + c, taken, listed, chosen, form, values, positions);
         }
         __syncthreads();
         if (!feedback.residual) continue;
-        transform_back<N>(room.values, room.places, form.kept, room.cosines, room.wide);
+        transform_back<N>(room.values, room.positions, form.kept, room.cosines, room.wide);
         __syncthreads();
         for (int u = 0; u < EACH; ++u) {
             float decoded = float(room.wide[own + u]);
@@ -184,12 +185,12 @@ DEVICE void keep(
 
 // ---- back --------------------------------------------------------------------------------------
 
-// Places of one chunk, by one warp.
+// Positions of one chunk, by one warp.
 template <int N>
-DEVICE void unpack(const u8* packed, Form form, u8* places) {
+DEVICE void unpack(const u8* packed, Form form, u8* positions) {
     if (form.width) {
         for (int k = warp_lane(); k < form.kept; k += WARP)
-            places[k] = u8(streamed_place(packed, k, form));
+            positions[k] = u8(streamed_position(packed, k, form));
         return;
     }
     int before = 0;
@@ -198,14 +199,14 @@ DEVICE void unpack(const u8* packed, Form form, u8* places) {
         bool there = j < N && (packed[j / 8] >> j % 8 & 1);
         u32 all = __ballot_sync(WHOLE_WARP, there);
         int at = before + __popc(all & bits_below(warp_lane()));
-        if (there && at < form.kept) places[at] = u8(j);
+        if (there && at < form.kept) positions[at] = u8(j);
         before += __popc(all);
     }
 }
 
 template <int N>
 DEVICE void add(
-    Values values, const u8* places, float* out, i64 n, Form form, float weight, bool added,
+    Values values, const u8* positions, float* out, i64 n, Form form, float weight, bool added,
     Room<N>& room) {
     constexpr int CHUNKS = TILE / N;
     lay_cosines<N>(room.wide, room.cosines);
@@ -216,12 +217,12 @@ DEVICE void add(
         for (int c = int(threadIdx.x) / WARP; c < CHUNKS; c += CTA / WARP) {
             i64 chunk = tile * CHUNKS + c;
             if (chunk >= chunks) break;  // all of a warp
-            unpack<N>(places + chunk * form.place_bytes, form, room.places + c * N);
+            unpack<N>(positions + chunk * form.position_bytes, form, room.positions + c * N);
             for (int k = warp_lane(); k < form.kept; k += WARP)
                 room.values[c * N + k] = load(values, chunk * form.kept + k);
         }
         __syncthreads();
-        transform_back<N>(room.values, room.places, form.kept, room.cosines, room.wide);
+        transform_back<N>(room.values, room.positions, form.kept, room.cosines, room.wide);
         __syncthreads();
         i64 low = tile * TILE + own;
         int count = int(max(i64(0), min(i64(EACH), n - low)));
@@ -237,21 +238,21 @@ DEVICE void add(
     KERNEL(                                                                                       \
         keep_##N, CTA,                                                                            \
         (const void* x, int kind, float* residual, float loss_scale, float back, void* values,    \
-         int sent, u8* places, i64 n, int kept, int width, int place_bytes)) {                    \
+         int sent, u8* positions, i64 n, int kept, int width, int position_bytes)) {              \
         __shared__ Room<N> room;                                                                  \
-        Form form = {kept, width, place_bytes};                                                   \
+        Form form = {kept, width, position_bytes};                                                \
         Feedback feedback = {residual, loss_scale, back};                                         \
-        keep<N>({x, kind}, feedback, {values, sent}, places, n, form, room);                      \
+        keep<N>({x, kind}, feedback, {values, sent}, positions, n, form, room);                   \
     }
 
-#define ADD(N)                                                                                    \
-    KERNEL(                                                                                       \
-        add_##N, CTA,                                                                             \
-        (const void* values, int sent, const u8* places, float* out, i64 n, int kept, int width,  \
-         int place_bytes, float weight, bool added)) {                                            \
-        __shared__ Room<N> room;                                                                  \
-        Form form = {kept, width, place_bytes};                                                   \
-        add<N>({values, sent}, places, out, n, form, weight, added, room);                        \
+#define ADD(N)                                                                                   \
+    KERNEL(                                                                                      \
+        add_##N, CTA,                                                                            \
+        (const void* values, int sent, const u8* positions, float* out, i64 n, int kept,         \
+         int width, int position_bytes, float weight, bool added)) {                             \
+        __shared__ Room<N> room;                                                                 \
+        Form form = {kept, width, position_bytes};                                               \
+        add<N>({values, sent}, positions, out, n, form, weight, added, room);                    \
     }
 
 KEEP(16)
@@ -261,36 +262,36 @@ ADD(16)
 ADD(32)
 ADD(64)
 
-// ---- places ------------------------------------------------------------------------------------
+// ---- positions ---------------------------------------------------------------------------------
 
-// Different places in order, and nothing in unused bits.
+// Different positions in order, and nothing in unused bits.
 DEVICE bool is_stream(const u8* packed, Form form) {
     int before = -1;
     bool rising = true;
     for (int k = 0; k < form.kept; ++k) {
-        int place = int(streamed_place(packed, k, form));
-        rising = rising && place > before;
-        before = place;
+        int position = int(streamed_position(packed, k, form));
+        rising = rising && position > before;
+        before = position;
     }
     int used = (form.kept * form.width - 1) % 8 + 1;
-    return rising && packed[form.place_bytes - 1] >> used == 0;
+    return rising && packed[form.position_bytes - 1] >> used == 0;
 }
 
 DEVICE bool is_bitmap(const u8* packed, Form form) {
     int found = 0;
-    for (int byte = 0; byte < form.place_bytes; ++byte) found += __popc(packed[byte]);
+    for (int byte = 0; byte < form.position_bytes; ++byte) found += __popc(packed[byte]);
     return found == form.kept;
 }
 
 // A thread for each chunk; the answer is 1 if any is wrong.
 KERNEL(
-    find_wrong_places, CTA,
-    (const u8* places, i64 chunks, int kept, int width, int place_bytes, u64* answer)) {
-    Form form = {kept, width, place_bytes};
+    find_wrong_positions, CTA,
+    (const u8* positions, i64 chunks, int kept, int width, int position_bytes, u64* answer)) {
+    Form form = {kept, width, position_bytes};
     bool wrong = false;
     i64 first = i64(blockIdx.x) * CTA + threadIdx.x;
     for (i64 chunk = first; chunk < chunks; chunk += i64(gridDim.x) * CTA) {
-        const u8* packed = places + chunk * place_bytes;
+        const u8* packed = positions + chunk * position_bytes;
         wrong = wrong || !(width ? is_stream(packed, form) : is_bitmap(packed, form));
     }
     answer_any(answer, wrong);

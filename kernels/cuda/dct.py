@@ -1,6 +1,6 @@
 """Cosine transforms of tiles on a GPU; see :mod:`compressa.kernels.dct`.
 
-The bits are the reference's: the matrix is made on the GPU, by the written steps. `are_places`
+The bits are the reference's: the matrix is made on the GPU, by the written steps. `are_positions`
 waits for the GPU at its end if it must.
 """
 
@@ -21,8 +21,8 @@ _VECTOR_ELEMS = 1024  # that a block of threads takes at once; of a matrix, a ti
 
 
 def _form(form: ChunkForm) -> tuple[Any, ...]:
-    """``int kept, int width, int place_bytes``."""
-    return tuple(np.int32(number) for number in (form.kept, form.width, form.place_bytes))
+    """``int kept, int width, int position_bytes``."""
+    return tuple(np.int32(number) for number in (form.kept, form.width, form.position_bytes))
 
 
 def _cut(elems: int, form: ChunkForm) -> tuple[str, int, tuple[np.int64, ...]]:
@@ -36,7 +36,7 @@ def _cut(elems: int, form: ChunkForm) -> tuple[str, int, tuple[np.int64, ...]]:
 def keep_coefficients(
     x: Gradient,
     values: Coefficients,
-    places: U8,
+    positions: U8,
     *,
     form: ChunkForm,
     residual: F32 | None = None,
@@ -51,22 +51,22 @@ def keep_coefficients(
         *_arguments.values(x),
         *_arguments.feedback(residual, loss_scale),
         *_arguments.values(values),
-        places,
+        positions,
         i64(x.size),
         *matrix,
         *_form(form),
     )
 
 
-def are_places(places: U8, *, form: ChunkForm) -> bool:
-    chunks = places.size // form.place_bytes
-    given = places, i64(chunks), *_form(form)
-    return not find_fault("dct", "find_wrong_places", block_count(chunks, CTA), CTA, *given)
+def are_positions(positions: U8, *, form: ChunkForm) -> bool:
+    chunks = positions.size // form.position_bytes
+    given = positions, i64(chunks), *_form(form)
+    return not find_fault("dct", "find_wrong_positions", block_count(chunks, CTA), CTA, *given)
 
 
 def add_coefficients(
     values: Coefficients,
-    places: U8,
+    positions: U8,
     out: F32,
     *,
     form: ChunkForm,
@@ -80,7 +80,7 @@ def add_coefficients(
         teams,
         CTA,
         *_arguments.values(values),
-        places,
+        positions,
         out,
         i64(out.size),
         *matrix,

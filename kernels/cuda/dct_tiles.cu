@@ -12,9 +12,9 @@ struct Room {
     double cosines[4 * N];
     double quarter[N + 1];
     float tile[ELEMS];   // p, then coefficients; or rows of coefficients transformed back
-    float other[ELEMS];  // rows transformed, then the kept values in the order of their places
-    u16 places[ELEMS];   // of the kept values
-    u32 taken[ELEMS / WARP];  // a bit for each place
+    float other[ELEMS];  // rows transformed, then the kept values in the order of their positions
+    u16 positions[ELEMS];   // of the kept values
+    u32 taken[ELEMS / WARP];  // a bit for each position
     u16 starts[N + 1];   // how many kept values lie before a row
 };
 
@@ -31,9 +31,9 @@ DEVICE Tile tile_of(i64 n, i64 columns, i64 number) {
 
 // Where element e of a tile lies; -1 beyond the matrix.
 template <int N>
-DEVICE i64 place_of(const Tile& tile, int e) {
-    i64 column = tile.column + e % N, place = tile.low + e / N * tile.columns + column;
-    return column < tile.columns && place < tile.n ? place : -1;
+DEVICE i64 index_of(const Tile& tile, int e) {
+    i64 column = tile.column + e % N, index = tile.low + e / N * tile.columns + column;
+    return column < tile.columns && index < tile.n ? index : -1;
 }
 
 // T[j, i].
@@ -76,7 +76,7 @@ DEVICE u32 kth_largest(const u32 (&keys)[Room<N>::OWN], int kept) {
     return found;
 }
 
-// Note the largest coefficients and their places; if one is too large, NaNs in the first places.
+// Note the largest coefficients and their positions; if one is too large, NaNs in the first ones.
 template <int N>
 DEVICE void choose(int kept, u32 limit, Room<N>& room) {
     constexpr int OWN = Room<N>::OWN;
@@ -100,33 +100,33 @@ DEVICE void choose(int kept, u32 limit, Room<N>& room) {
         bool reaches = keys[u] == least && before < spare;
         before += keys[u] == least;
         if (keys[u] <= least && !reaches) continue;
-        int place = first + u;
-        room.other[at] = coefficients[u], room.places[at] = u16(place), ++at;
-        atomicOr(&room.taken[place / WARP], 1u << place % WARP);
+        int position = first + u;
+        room.other[at] = coefficients[u], room.positions[at] = u16(position), ++at;
+        atomicOr(&room.taken[position / WARP], 1u << position % WARP);
     }
     __syncthreads();
 }
 
 // What is noted becomes what arrives.
 template <int N>
-DEVICE void send(i64 tile, Form form, Room<N>& room, Sent values, u8* places) {
+DEVICE void send(i64 tile, Form form, Room<N>& room, Sent values, u8* positions) {
     for (int k = threadIdx.x; k < form.kept; k += CTA)
         room.other[k] = put(values, tile * form.kept + k, room.other[k]);
-    for (int byte = threadIdx.x; byte < form.place_bytes; byte += CTA) {
-        u32 bits = form.width ? streamed_byte(room.places, byte, form)
+    for (int byte = threadIdx.x; byte < form.position_bytes; byte += CTA) {
+        u32 bits = form.width ? streamed_byte(room.positions, byte, form)
                               : room.taken[byte / 4] >> 8 * (byte % 4) & 255u;
-        places[tile * form.place_bytes + byte] = u8(bits);
+        positions[tile * form.position_bytes + byte] = u8(bits);
     }
 }
 
 // ---- back --------------------------------------------------------------------------------------
 
-// How many of the places lie before a number.
-DEVICE int places_before(const u16* places, int kept, int number) {
+// How many of the positions lie before a number.
+DEVICE int positions_before(const u16* positions, int kept, int number) {
     int low = 0, high = kept;
     while (low < high) {
         int middle = (low + high) / 2;
-        if (places[middle] < number) low = middle + 1;
+        if (positions[middle] < number) low = middle + 1;
         else high = middle;
     }
     return low;
@@ -136,12 +136,12 @@ DEVICE int places_before(const u16* places, int kept, int number) {
 template <int N, class Deliver>
 DEVICE void transform_back(int kept, Room<N>& room, Deliver deliver) {
     for (int row = threadIdx.x; row <= N; row += CTA)
-        room.starts[row] = u16(places_before(room.places, kept, row * N));
+        room.starts[row] = u16(positions_before(room.positions, kept, row * N));
     __syncthreads();
     for (int e = threadIdx.x; e < N * N; e += CTA) {
         double sum = 0.0;
         for (int k = room.starts[e / N]; k < room.starts[e / N + 1]; ++k)
-            sum += double(room.other[k]) * cosine<N>(room.cosines, room.places[k] % N, e % N);
+            sum += double(room.other[k]) * cosine<N>(room.cosines, room.positions[k] % N, e % N);
         room.tile[e] = float(sum);
     }
     __syncthreads();
@@ -157,14 +157,14 @@ DEVICE void transform_back(int kept, Room<N>& room, Deliver deliver) {
 
 template <int N>
 DEVICE void keep(
-    Values x, Feedback feedback, Sent values, u8* places, i64 n, i64 columns, i64 tiles,
+    Values x, Feedback feedback, Sent values, u8* positions, i64 n, i64 columns, i64 tiles,
     Form form, Room<N>& room) {
     lay_cosines<N>(room.quarter, room.cosines);
     for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
         Tile tile = tile_of<N>(n, columns, number);
         u32 broken = 0;
         for (int e = threadIdx.x; e < N * N; e += CTA) {
-            i64 i = place_of<N>(tile, e);
+            i64 i = index_of<N>(tile, e);
             float p = i < 0 ? 0.0f : effective(x, feedback, i);
             broken |= !is_finite(p);
             room.tile[e] = p;
@@ -172,10 +172,10 @@ DEVICE void keep(
         broken = team_max<CTA>(broken);
         transform<N>(room);
         choose<N>(form.kept, too_large(values), room);
-        send<N>(number, form, room, values, places);
+        send<N>(number, form, room, values, positions);
         if (!feedback.residual || broken) continue;
         transform_back<N>(form.kept, room, [&](int e, float decoded) {
-            i64 i = place_of<N>(tile, e);
+            i64 i = index_of<N>(tile, e);
             if (i < 0) return;
             float p = effective(x, feedback, i), before = feedback.residual[i];
             feedback.residual[i] = left_behind(p, decoded, feedback.back, before, values);
@@ -183,12 +183,12 @@ DEVICE void keep(
     }
 }
 
-// Places of a tile, from the wire.
+// Positions of a tile, from the wire.
 template <int N>
 DEVICE void unpack(const u8* packed, Form form, Room<N>& room) {
     if (form.width) {
         for (int k = threadIdx.x; k < form.kept; k += CTA)
-            room.places[k] = u16(streamed_place(packed, k, form));
+            room.positions[k] = u16(streamed_position(packed, k, form));
         return;
     }
     constexpr int OWN = Room<N>::OWN;
@@ -197,22 +197,22 @@ DEVICE void unpack(const u8* packed, Form form, Room<N>& room) {
     for (int e = first; e < first + OWN; ++e) own += packed[e / 8] >> e % 8 & 1;
     u32 at = cta_scan(own).before;
     for (int e = first; e < first + OWN; ++e)
-        if (packed[e / 8] >> e % 8 & 1 && at < u32(form.kept)) room.places[at++] = u16(e);
+        if (packed[e / 8] >> e % 8 & 1 && at < u32(form.kept)) room.positions[at++] = u16(e);
 }
 
 template <int N>
 DEVICE void add(
-    Values values, const u8* places, float* out, i64 n, i64 columns, i64 tiles, Form form,
+    Values values, const u8* positions, float* out, i64 n, i64 columns, i64 tiles, Form form,
     float weight, bool added, Room<N>& room) {
     lay_cosines<N>(room.quarter, room.cosines);
     for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
         Tile tile = tile_of<N>(n, columns, number);
-        unpack<N>(places + number * form.place_bytes, form, room);
+        unpack<N>(positions + number * form.position_bytes, form, room);
         for (int k = threadIdx.x; k < form.kept; k += CTA)
             room.other[k] = load(values, number * form.kept + k);
         __syncthreads();
         transform_back<N>(form.kept, room, [&](int e, float decoded) {
-            i64 i = place_of<N>(tile, e);
+            i64 i = index_of<N>(tile, e);
             if (i < 0) return;
             float product = weight * decoded;
             out[i] = added ? out[i] + product : product;
@@ -224,22 +224,22 @@ DEVICE void add(
     KERNEL(                                                                                       \
         keep_##N, CTA,                                                                            \
         (const void* x, int kind, float* residual, float loss_scale, float back, void* values,    \
-         int sent, u8* places, i64 n, i64 columns, i64 tiles, int kept, int width,                \
-         int place_bytes)) {                                                                      \
+         int sent, u8* positions, i64 n, i64 columns, i64 tiles, int kept, int width,             \
+         int position_bytes)) {                                                                   \
         __shared__ Room<N> room;                                                                  \
-        Form form = {kept, width, place_bytes};                                                   \
+        Form form = {kept, width, position_bytes};                                                \
         Feedback feedback = {residual, loss_scale, back};                                         \
-        keep<N>({x, kind}, feedback, {values, sent}, places, n, columns, tiles, form, room);      \
+        keep<N>({x, kind}, feedback, {values, sent}, positions, n, columns, tiles, form, room);   \
     }
 
 #define ADD(N)                                                                                    \
     KERNEL(                                                                                       \
         add_##N, CTA,                                                                             \
-        (const void* values, int sent, const u8* places, float* out, i64 n, i64 columns,          \
-         i64 tiles, int kept, int width, int place_bytes, float weight, bool added)) {            \
+        (const void* values, int sent, const u8* positions, float* out, i64 n, i64 columns,       \
+         i64 tiles, int kept, int width, int position_bytes, float weight, bool added)) {         \
         __shared__ Room<N> room;                                                                  \
-        Form form = {kept, width, place_bytes};                                                   \
-        add<N>({values, sent}, places, out, n, columns, tiles, form, weight, added, room);        \
+        Form form = {kept, width, position_bytes};                                                \
+        add<N>({values, sent}, positions, out, n, columns, tiles, form, weight, added, room);     \
     }
 
 KEEP(16)

@@ -12,25 +12,25 @@ KERNEL(
     if (refused && *refused) return;
     for (i64 low = team_number<WARP>() * WARP; low < n; low += team_count<WARP>() * WARP) {
         i64 i = low + team_thread<WARP>();
-        i64 place = i < n ? i64(indices[i] >> low_bits) + i : bits;
-        set_bit_of_lane(high, place, place < bits);
+        i64 bit = i < n ? i64(indices[i] >> low_bits) + i : bits;
+        set_bit_of_lane(high, bit, bit < bits);
     }
 }
 
 template <bool EVEN>
-DEVICE void join_all(u32* places, const u32* lows, int low_bits, i64 n) {
+DEVICE void join_all(u32* positions, const u32* lows, int low_bits, i64 n) {
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
         u32 four[4], theirs[4] = {0, 0, 0, 0};
-        load4<EVEN>(places, i, count, four);
+        load4<EVEN>(positions, i, count, four);
         if (low_bits) load4<EVEN>(lows, i, count, theirs);
         for (int u = 0; u < 4; ++u) four[u] = (four[u] - u32(i + u)) << low_bits | theirs[u];
-        store4<EVEN>(places, i, count, four);
+        store4<EVEN>(positions, i, count, four);
     }
 }
 
-KERNEL(join, CTA, (u32* places, const u32* lows, int low_bits, i64 n)) {
-    bool even = is_aligned(places, 16) && is_aligned(lows, 16);
-    if (even) join_all<true>(places, lows, low_bits, n);
-    else join_all<false>(places, lows, low_bits, n);
+KERNEL(join, CTA, (u32* positions, const u32* lows, int low_bits, i64 n)) {
+    bool even = is_aligned(positions, 16) && is_aligned(lows, 16);
+    if (even) join_all<true>(positions, lows, low_bits, n);
+    else join_all<false>(positions, lows, low_bits, n);
 }

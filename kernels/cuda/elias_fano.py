@@ -25,12 +25,12 @@ def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: b
         words = threads_for(low.size + 3, 4)
         launch("bitpack", "pack_bits", *words, indices, count, width, low, refused)
     launch("bitpack", "clear_bytes", *bytes_, high, np.int64(high.size), refused)
-    places = indices, count, width, high, np.int64(8 * high.size), refused
-    launch("elias_fano", "set_highs", *threads_for(indices.size, 1), *places)
+    given = indices, count, width, high, np.int64(8 * high.size), refused
+    launch("elias_fano", "set_highs", *threads_for(indices.size, 1), *given)
     return not (check and device().read(refused))
 
 
-def join(places: U32, lows: U32, low_bits: int) -> None:
-    """Turn the places of the bits into the indices."""
-    arguments = places, lows, np.int32(low_bits), np.int64(places.size)
-    launch("elias_fano", "join", *threads_for(places.size, 4), *arguments)
+def join(positions: U32, lows: U32, low_bits: int) -> None:
+    """Turn the positions of the bits into the indices."""
+    arguments = positions, lows, np.int32(low_bits), np.int64(positions.size)
+    launch("elias_fano", "join", *threads_for(positions.size, 4), *arguments)

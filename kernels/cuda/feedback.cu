@@ -8,19 +8,19 @@
 template <bool EVEN>
 DEVICE void absorb(
     float* x, const float* residual, float* kept, float loss_scale, float back, i64 n) {
-    for_turns(n, [&](const Turn& turn) {
-        float p[FOURS_A_TURN][4], left[FOURS_A_TURN][4];
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
-            load4<EVEN>(x, turn.i[v], turn.count[v], p[v]);
-            load4<EVEN>(residual, turn.i[v], turn.count[v], left[v]);
+    for_batches(n, [&](const Batch& batch) {
+        float p[FOURS_A_BATCH][4], left[FOURS_A_BATCH][4];
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v) {
+            load4<EVEN>(x, batch.i[v], batch.count[v], p[v]);
+            load4<EVEN>(residual, batch.i[v], batch.count[v], left[v]);
         }
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v) {
             for (int u = 0; u < 4; ++u) {
                 p[v][u] = p[v][u] + loss_scale * left[v][u];
                 left[v][u] = is_finite(p[v][u]) ? p[v][u] * back : left[v][u];
             }
-            store4<EVEN>(x, turn.i[v], turn.count[v], p[v]);
-            store4<EVEN>(kept, turn.i[v], turn.count[v], left[v]);
+            store4<EVEN>(x, batch.i[v], batch.count[v], p[v]);
+            store4<EVEN>(kept, batch.i[v], batch.count[v], left[v]);
         }
     });
 }
@@ -46,8 +46,8 @@ DEVICE bool has_nonfinite(uint4 four, u32 exponent) {
     return BITS == 64 ? found : found | all_set(four.x) | all_set(four.z);
 }
 
-// A thread takes two whole words a turn, and asks for both first. The first and the last word may
-// have bytes of others.
+// A thread takes two whole words at a time, and asks for both first. The first and the last word
+// may have bytes of others.
 template <int BITS>
 DEVICE void find_nonfinite(const u8* x, i64 size, u32 exponent, u64* answer) {
     i64 lead = lead_of<uint4>(x), whole = (lead + size) / 16, step = team_count<1>();

@@ -10,7 +10,7 @@ from .._arrays import F32, Gradient
 from ._arguments import feedback, i64
 from ._device import launch
 from ._later import ask
-from ._work import threads_for, turns_for
+from ._work import batches_for, threads_for
 
 _EXPONENTS: dict[np.dtype[Any], int] = {
     np.dtype(np.float16): 0x7C00,
@@ -23,7 +23,7 @@ _EXPONENTS: dict[np.dtype[Any], int] = {
 def absorb_residual(x: F32, residual: F32, kept: F32, loss_scale: float = 1.0) -> None:
     _, factor, back = feedback(residual, loss_scale)
     arguments = x, residual, kept, factor, back, i64(x.size)
-    launch("feedback", "absorb_residual", *turns_for(x.size), *arguments)
+    launch("feedback", "absorb_residual", *batches_for(x.size), *arguments)
 
 
 def all_finite(x: Gradient) -> bool:

@@ -213,9 +213,9 @@ template <bool EVEN>
 DEVICE void deliver2(
     float* out, i64 i, int count, float first, float second, float unit, const Decoder& decoder) {
     if (count >= 2 && (EVEN || is_aligned(out + i, 8))) {
-        uint2* place = reinterpret_cast<uint2*>(out + i);
-        uint2 old = decoder.add ? *place : make_uint2(0u, 0u);
-        *place = make_uint2(
+        uint2* pair = reinterpret_cast<uint2*>(out + i);
+        uint2 old = decoder.add ? *pair : make_uint2(0u, 0u);
+        *pair = make_uint2(
             __float_as_uint(delivered(__uint_as_float(old.x), first, unit, decoder)),
             __float_as_uint(delivered(__uint_as_float(old.y), second, unit, decoder)));
         return;
@@ -310,7 +310,7 @@ KERNEL(
     }
 }
 
-// A thread's elements: the same place in each of FAR tiles, those of one chunk or of several.
+// A thread's elements: the same pair in each of FAR tiles, those of one chunk or of several.
 struct Column {
     i64 first;
     int tiles;  // fewer where the chunks end

@@ -26,14 +26,14 @@ DEVICE void round_all(
 
 template <bool EVEN, class Integer>
 DEVICE void scale_all(const Integer* q, double scale, float* out, i64 n) {
-    for_turns(n, [&](const Turn& turn) {
-        Integer integers[FOURS_A_TURN][4];
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v)
-            load4<EVEN>(q, turn.i[v], turn.count[v], integers[v]);
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+    for_batches(n, [&](const Batch& batch) {
+        Integer integers[FOURS_A_BATCH][4];
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v)
+            load4<EVEN>(q, batch.i[v], batch.count[v], integers[v]);
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v) {
             float values[4];
             for (int u = 0; u < 4; ++u) values[u] = float(double(integers[v][u]) * scale);
-            store4<EVEN>(out, turn.i[v], turn.count[v], values);
+            store4<EVEN>(out, batch.i[v], batch.count[v], values);
         }
     });
 }

@@ -9,7 +9,7 @@ from ..integers import Integers
 from ..philox import Noise
 from ._arguments import i64, random
 from ._device import launch
-from ._work import threads_for_rows, turns_for
+from ._work import batches_for, threads_for_rows
 
 
 def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: Noise) -> None:
@@ -27,5 +27,5 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
 
 
 def scale_integers(q: Integers, scale: float, out: F32) -> None:
-    name, turns = f"scale_{8 * q.dtype.itemsize}", turns_for(out.size)
-    launch("integers", name, *turns, q, np.float64(scale), out, i64(out.size))
+    name, batches = f"scale_{8 * q.dtype.itemsize}", batches_for(out.size)
+    launch("integers", name, *batches, q, np.float64(scale), out, i64(out.size))

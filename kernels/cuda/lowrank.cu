@@ -22,16 +22,16 @@ DEVICE void left(const Sum& m, const float* q, float* parts, const Shape& shape)
     constexpr int STEPS = WIDTH == 1 ? 8 : VECTORS == 8 ? 2 : 4;
     i64 groups = group_count<VECTORS>(shape), bands = (shape.rows + BAND - 1) / BAND;
     i64 blocks = (shape.columns + BLOCK - 1) / BLOCK;
-    int place = int(threadIdx.x) % SHARE * WIDTH;
-    for (i64 unit = team_number<WARP>(); unit < groups * bands * blocks;
-         unit += team_count<WARP>()) {
-        i64 low = unit / groups / bands * BLOCK;
-        i64 first = unit / groups % bands * BAND + int(threadIdx.x) % WARP / SHARE;
-        int k = shape.first + int(unit % groups) * VECTORS, vectors = shape.last - k;
+    int lane = int(threadIdx.x) % SHARE * WIDTH;
+    for (i64 item = team_number<WARP>(); item < groups * bands * blocks;
+         item += team_count<WARP>()) {
+        i64 low = item / groups / bands * BLOCK;
+        i64 first = item / groups % bands * BAND + int(threadIdx.x) % WARP / SHARE;
+        int k = shape.first + int(item % groups) * VECTORS, vectors = shape.last - k;
         int size = int(min(i64(BLOCK), shape.columns - low));
         const float* lines = q + k * shape.columns + low;
         Pack<WIDTH> sums[VECTORS][ROWS] = {}, elements[ROWS][STEPS], factors[STEPS];
-        for (int i = place; i < size; i += STEPS * LANES) {
+        for (int i = lane; i < size; i += STEPS * LANES) {
             int there = (size - i + LANES - 1) / LANES;
             for (int row = 0; row < ROWS; ++row) {
                 i64 number = first + row * (BAND / ROWS);
@@ -51,7 +51,7 @@ DEVICE void left(const Sum& m, const float* q, float* parts, const Shape& shape)
             for (int row = 0; row < ROWS; ++row) {
                 float sum = halved<SHARE>(sums[v][row]);
                 i64 number = first + row * (BAND / ROWS);
-                if (place == 0 && number < shape.rows && v < vectors)
+                if (lane == 0 && number < shape.rows && v < vectors)
                     parts[(low / BLOCK * shape.approx_rank + k + v) * shape.rows + number] = sum;
             }
     }
@@ -65,10 +65,10 @@ DEVICE void right(
     static_assert(PANEL % STEPS == 0, "no factors are read that are not there");
     i64 groups = group_count<VECTORS>(shape), strips = (shape.columns + STRIP - 1) / STRIP;
     i64 panels = (shape.rows + PANEL - 1) / PANEL;
-    for (i64 unit = blockIdx.x; unit < groups * strips * panels; unit += gridDim.x) {
-        i64 panel = unit / groups / strips, low = panel * PANEL;
-        i64 column = unit / groups % strips * STRIP + i64(threadIdx.x) * WIDTH;
-        int k = shape.first + int(unit % groups) * VECTORS, vectors = shape.last - k;
+    for (i64 item = blockIdx.x; item < groups * strips * panels; item += gridDim.x) {
+        i64 panel = item / groups / strips, low = panel * PANEL;
+        i64 column = item / groups % strips * STRIP + i64(threadIdx.x) * WIDTH;
+        int k = shape.first + int(item % groups) * VECTORS, vectors = shape.last - k;
         int size = int(min(i64(PANEL), shape.rows - low));
         Pack<VECTORS> own;
         for (int v = 0; v < VECTORS; ++v) {

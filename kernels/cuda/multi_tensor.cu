@@ -221,7 +221,7 @@ struct Payloads {
 };
 
 // How the sums of a launch go on from those of the launch before, and whether another one follows.
-struct Course {
+struct Continuation {
     bool resumes, last;
     float* totals;  // of all vectors, or null: where sums lie until they are rounded
 };
@@ -229,15 +229,16 @@ struct Course {
 // Calls sum_one(payloads, sums, b, n) for each of the team's blocks: block b of n elements.
 template <int THREADS, class SumOne>
 DEVICE void sum_many(
-    const SumTable& table, const u8* const (&payloads)[MOST], const Course& course, int kind,
-    int block, SumOne sum_one) {
+    const SumTable& table, const u8* const (&payloads)[MOST], const Continuation& continuation,
+    int kind, int block, SumOne sum_one) {
     for_groups(table, CTA / THREADS, [&](int v, i64 first) {
         i64 b = first + int(threadIdx.x) / THREADS;
         if (b * block >= table.elems[v]) return;
         void* out = table.out[v];
-        float* so_far = course.totals ? course.totals + table.total[v] : static_cast<float*>(out);
-        Sums sums = {course.resumes ? so_far : nullptr, out, kind};
-        if (!course.last) sums.out = so_far, sums.kind = FLOAT32;
+        float* totals = continuation.totals;
+        float* so_far = totals ? totals + table.total[v] : static_cast<float*>(out);
+        Sums sums = {continuation.resumes ? so_far : nullptr, out, kind};
+        if (!continuation.last) sums.out = so_far, sums.kind = FLOAT32;
         sum_one(
             Payloads{payloads, table.codes[v], table.scales[v], table.offsets[v]}, sums, b,
             table.elems[v]);
@@ -280,13 +281,13 @@ DEVICE void sum_many(
          bool alone, bool resumes, bool last, int kind, int block, int zero, bool ranged,       \
          float weight)) {                                                                       \
         const u8* const payloads[MOST] = ALL_OF(payload);                                       \
-        Course course = {resumes, last, totals};                                                \
+        Continuation continuation = {resumes, last, totals};                                    \
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
             bool even = block % (4 * EACH) == 0 && are_even(sums) && have_even_codes(some);     \
             sum_block<THREADS, EACH>(                                                           \
                 some, ranged, sums, alone, b, n, block, zero, weight, even);                    \
         };                                                                                      \
-        sum_many<THREADS>(table, payloads, course, kind, block, sum_one);                       \
+        sum_many<THREADS>(table, payloads, continuation, kind, block, sum_one);                 \
     }
 
 #define SUM_MANY_OF_SIGNS(name, THREADS)                                                        \
@@ -295,12 +296,12 @@ DEVICE void sum_many(
         (const SumTable table, EACH_OF(const u8* __restrict__, payload), float* totals,         \
          bool alone, bool resumes, bool last, int kind, int block, float weight)) {             \
         const u8* const payloads[MOST] = ALL_OF(payload);                                       \
-        Course course = {resumes, last, totals};                                                \
+        Continuation continuation = {resumes, last, totals};                                    \
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
             bool even = has_even_planes(block) && are_even(sums) && have_even_codes(some);      \
             sum_signs<THREADS>(some, sums, alone, b, n, block, weight, even);                   \
         };                                                                                      \
-        sum_many<THREADS>(table, payloads, course, kind, block, sum_one);                       \
+        sum_many<THREADS>(table, payloads, continuation, kind, block, sum_one);                 \
     }
 
 QUANTIZE_MANY(quantize_many_8_by_warps, WARP, 1, false)

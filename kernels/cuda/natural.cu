@@ -56,10 +56,10 @@ DEVICE void leave4(float* residual, i64 i, int count, const float (&left)[4], u3
         if (u < count && sent[u]) residual[i + u] = left[u];
 }
 
-// The group that begins at element `place` of the span.
+// The group that begins at element `offset` of the span.
 DEVICE void quantize_group(
     Values x, Feedback feedback, u8* exponents, u8* signs, i64 low, int size, Drawn drawn,
-    int place) {
+    int offset) {
     int width = sign_width(size);
     for (int i = 4 * team_thread<WARP>(); i < width; i += 4 * WARP) {
         u32 packed = 0, negative, fractions[4];
@@ -68,7 +68,7 @@ DEVICE void quantize_group(
             int first = plane * width + i, count = min(some, size - first);
             float p[4];
             effective4(x, feedback, low + first, count, p);
-            drawn_fractions(drawn, place + first, count, fractions);
+            drawn_fractions(drawn, offset + first, count, fractions);
             u32 word = encode4(p, fractions, feedback.back, negative);
             store4(exponents, low + first, count, word);
             if (feedback.residual) leave4(feedback.residual, low + first, count, p, word);
@@ -82,11 +82,11 @@ DEVICE void quantize_group(
 RARE void quantize_others(
     Values x, Feedback feedback, u8* exponents, u8* signs, i64 b, i64 n, Noise noise) {
     for (i64 low = b * GROUP; low < n; low += i64(gridDim.x) * SPAN) {
-        int place = int(threadIdx.x) / WARP * GROUP;
+        int offset = int(threadIdx.x) / WARP * GROUP;
         Drawn drawn = drawn_for_span(noise, low, int(min(i64(SPAN), n - low)));
-        int size = int(min(i64(GROUP), n - low - place));
+        int size = int(min(i64(GROUP), n - low - offset));
         if (size > 0)
-            quantize_group(x, feedback, exponents, signs, low + place, size, drawn, place);
+            quantize_group(x, feedback, exponents, signs, low + offset, size, drawn, offset);
     }
 }
 
@@ -96,8 +96,8 @@ DEVICE void quantize_all(
     i64 whole = whole_blocks(n, even, Group::TEAMS, GROUP);
     auto take = [&](const Asked<Group>& asked, i64 b, auto ask_next) {
         Drawn drawn = drawn_for_span(noise, b * GROUP, SPAN);
-        int place = int(threadIdx.x) / WARP * GROUP;
-        i64 low = b * GROUP + place;
+        int offset = int(threadIdx.x) / WARP * GROUP;
+        i64 low = b * GROUP + offset;
         float p[Group::FOURS][4];
         effective_held<Group>(asked, x, feedback, p);
         ask_next();

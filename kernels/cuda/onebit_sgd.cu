@@ -77,7 +77,7 @@ template <int THREADS>
 DEVICE Means means_of(Values x, Feedback feedback, Group group, bool even) {
     constexpr int FOURS = 2, PIECE = 4 * FOURS * THREADS;
     __shared__ float4 pieces[2][FOURS * CTA];
-    int thread = team_thread<THREADS>(), place = int(threadIdx.x) / THREADS * FOURS * THREADS;
+    int thread = team_thread<THREADS>(), begin = int(threadIdx.x) / THREADS * FOURS * THREADS;
     float next[FOURS][4];
     auto fetch = [&](i64 low) {
         i64 i = low + 4 * thread;
@@ -88,9 +88,9 @@ DEVICE Means means_of(Values x, Feedback feedback, Group group, bool even) {
     Sums sums = {0.0, 0};
     fetch(0);
     // Two pieces take turns, so that one barrier is enough: what is overwritten was read before it.
-    int turn = 0;
-    for (i64 low = 0; low < group.size; low += PIECE, turn ^= 1) {
-        float4* piece = pieces[turn] + place;
+    int half = 0;
+    for (i64 low = 0; low < group.size; low += PIECE, half ^= 1) {
+        float4* piece = pieces[half] + begin;
         for (int f = 0; f < FOURS; ++f)
             piece[f * THREADS + thread] =
                 make_float4(next[f][0], next[f][1], next[f][2], next[f][3]);

@@ -33,12 +33,12 @@ KERNEL(
 }
 
 // One thread: where a part begins is known when the length of the last one is.
-KERNEL(list_parts, CTA, (const u8* x, i64 size, i64 place, i64 parts, i64* told)) {
+KERNEL(list_parts, CTA, (const u8* x, i64 size, i64 at, i64 parts, i64* told)) {
     if (blockIdx.x || threadIdx.x) return;
     for (i64 part = 0; part < parts; ++part) {
-        i64 length = word_of_bytes<u32>(x, size, place);
+        i64 length = word_of_bytes<u32>(x, size, at);
         told[2 * part] = length;
-        told[2 * part + 1] = word_of_bytes<u32>(x, size, place + 8);
-        place += 8 + (length + 7) / 8 * 8;
+        told[2 * part + 1] = word_of_bytes<u32>(x, size, at + 8);
+        at += 8 + (length + 7) / 8 * 8;
     }
 }

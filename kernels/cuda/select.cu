@@ -4,7 +4,7 @@
 // pass over all of the memory: it leaves q in the residual, and marks and counts candidates. The
 // last CTA to finish a kernel decides what the next one does, and one that has nothing to do ends
 // at once: a second survey where the sample was wrong, and finer counts until one magnitude is
-// left. Then the chosen are counted in every tile, and written to their places.
+// left. Then the chosen are counted in every tile, and written in order.
 
 #include "_in_order.cuh"
 #include "_select.cuh"
@@ -26,8 +26,8 @@ DEVICE u32 nth_largest(const u32* sample, u32* counts, u64 rank) {
         u32 shift = width > BIN_BITS ? width - BIN_BITS : 0;
         clear_counts(counts);
         for (int i = int(threadIdx.x); i < SAMPLE; i += CTA) {
-            u32 place = sample[i] - low;
-            if (place >> width == 0) atomicAdd(counts + (place >> shift), 1u);
+            u32 above = sample[i] - low;
+            if (above >> width == 0) atomicAdd(counts + (above >> shift), 1u);
         }
         __syncthreads();
         Crossing found = crossing(counts, rank);
@@ -37,8 +37,8 @@ DEVICE u32 nth_largest(const u32* sample, u32* counts, u64 rank) {
     return low;
 }
 
-// A floor that the one in units is hardly ever below, or never.
-DEVICE u32 likely_floor(const u32* sample, int unit, double threshold) {
+// A floor that the relative one is hardly ever below, or never.
+DEVICE u32 likely_floor(const u32* sample, int reference, double threshold) {
     u32 largest = 0;
     double squares = 0.0;
     for (int i = int(threadIdx.x); i < SAMPLE; i += CTA) {
@@ -47,7 +47,7 @@ DEVICE u32 likely_floor(const u32* sample, int unit, double threshold) {
     }
     float most = __uint_as_float(team_max<CTA>(largest));
     double rms = sqrt(cta_scan(squares).total / SAMPLE);
-    u32 floor = floor_of(threshold, unit == RMS ? SURELY * rms : double(most), most);
+    u32 floor = floor_of(threshold, reference == RMS ? SURELY * rms : double(most), most);
     return is_finite(most) && floor < INFINITE ? floor : 0;
 }
 
@@ -55,14 +55,15 @@ DEVICE u32 likely_floor(const u32* sample, int unit, double threshold) {
 KERNEL(
     begin, CTA,
     (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
-     int low_rank, int high_rank, int unit, double threshold)) {
+     int low_rank, int high_rank, int reference, double threshold)) {
     __shared__ u32 sample[SAMPLE], counts[BINS];
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
-    u32 floor = unit == ONE ? magnitude_bits(float(threshold)) : 0, least = floor, high = LARGEST;
+    u32 floor = reference == ONE ? magnitude_bits(float(threshold)) : 0;
+    u32 least = floor, high = LARGEST;
     if (low_rank) {
         draw_sample(from, sample);
         least = max(least, nth_largest(sample, counts, u64(low_rank)));
-        if (unit != ONE) least = max(least, likely_floor(sample, unit, threshold));
+        if (reference != ONE) least = max(least, likely_floor(sample, reference, threshold));
         if (high_rank) high = nth_largest(sample, counts, u64(high_rank));
     }
     begin_survey(state, residual, floor, least, least <= high ? high : LARGEST);
@@ -88,13 +89,14 @@ DEVICE void square_tile(const Source& from, i64 tile, i64 low, int size, double*
 // For the last CTA of the first survey.
 template <bool SUMMED>
 DEVICE void find_floor(
-    const Source& from, State* state, const double* squares, int unit, double threshold, u64 most) {
+    const Source& from, State* state, const double* squares, int reference, double threshold,
+    u64 most) {
     i64 tiles = (from.n + TILE - 1) / TILE;
     float top = __uint_as_float(fresh(&state->largest));
     Crossing found = crossing(state->counts[0], max(most, u64(1)));
     double size = SUMMED ? sqrt(sum_in_order(squares, tiles) / double(from.n)) : double(top);
     if (threadIdx.x != 0) return;
-    if (unit != ONE) state->floor = floor_of(threshold, size, top);
+    if (reference != ONE) state->floor = floor_of(threshold, size, top);
     judge(state, found, most);
 }
 
@@ -103,13 +105,13 @@ DEVICE void find_floor(
     CROWDED(                                                                                      \
         name, CTA, 4,                                                                             \
         (const void* __restrict__ x, int kind, float* residual, float loss_scale, float back,     \
-         i64 n, State* state, u64* __restrict__ marks, double* squares, int unit,                 \
+         i64 n, State* state, u64* __restrict__ marks, double* squares, int reference,            \
          double threshold, u64 most)) {                                                           \
         Source from = {{x, kind}, {residual, loss_scale, back}, n};                               \
         bool last = surveyed<true>(from, state, marks, [&](i64 tile, i64 low, int size) {         \
             if (SUMMED) square_tile(from, tile, low, size, squares);                              \
         });                                                                                       \
-        if (last) find_floor<SUMMED>(from, state, squares, unit, threshold, most);                \
+        if (last) find_floor<SUMMED>(from, state, squares, reference, threshold, most);           \
     }
 
 SURVEY(survey_once, false)
@@ -144,8 +146,8 @@ KERNEL(
     for (i64 tile = team_number<WARP>(); tile < tiles; tile += team_count<WARP>()) {
         i64 word = tile * WORDS + team_thread<WARP>();
         for_bits(marks[word], [&](int bit) {
-            u32 place = magnitude_bits(kept(from, 64 * word + bit)) - begin;
-            if (place >> width == 0) atomicAdd(counts + (place >> shift), 1u);
+            u32 above = magnitude_bits(kept(from, 64 * word + bit)) - begin;
+            if (above >> width == 0) atomicAdd(counts + (above >> shift), 1u);
         });
     }
     add_counts(counts, state->counts[level]);
@@ -197,10 +199,10 @@ DEVICE void place_groups(State* state, const u32* sums, u64* before, i64 groups)
             all += own[e];
         }
         Scanned<u64> scanned = cta_scan(all);
-        u64 place = carried + scanned.before;
+        u64 before_own = carried + scanned.before;
         for (int e = 0; e < EACH; ++e) {
-            if (first + e < groups) before[first + e] = place;
-            place += own[e];
+            if (first + e < groups) before[first + e] = before_own;
+            before_own += own[e];
         }
         carried += scanned.total;
         // Apart, since 2^32 that are equal would not fit half a word.
@@ -251,8 +253,8 @@ KERNEL(
     for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
         i64 word;
         Chosen chosen = chosen_of_group(from, marks, group, state->threshold, word);
-        u64 place = before[group] + widened_both(cta_scan(both(chosen)).before);
-        u64 above = place >> 32, equal = place & 0xFFFFFFFFu;
+        u64 both_before = before[group] + widened_both(cta_scan(both(chosen)).before);
+        u64 above = both_before >> 32, equal = both_before & 0xFFFFFFFFu;
         for_bits(chosen.above | chosen.equal, [&](int bit) {
             bool tie = chosen.equal >> bit & 1u;
             if (!tie || equal < ties) {
@@ -285,15 +287,15 @@ KERNEL(
 template <bool EVEN>
 DEVICE u32 keep_fours(const Source& from) {
     u32 largest = 0;
-    for_turns(from.n, [&](const Turn& turn) {
+    for_batches(from.n, [&](const Batch& batch) {
         constexpr int ROW = 4 * CTA;
-        float q[FOURS_A_TURN][4];
-        int count = int(min(i64(FOURS_A_TURN * ROW), from.n - turn.i[0]));
-        surveyed4<true, EVEN>(from, turn.i[0], count, ROW, q);
-        UNROLLED for (int v = 0; v < FOURS_A_TURN; ++v) {
+        float q[FOURS_A_BATCH][4];
+        int count = int(min(i64(FOURS_A_BATCH * ROW), from.n - batch.i[0]));
+        surveyed4<true, EVEN>(from, batch.i[0], count, ROW, q);
+        UNROLLED for (int v = 0; v < FOURS_A_BATCH; ++v) {
             for (int u = 0; u < 4; ++u) largest = max(largest, magnitude_bits(q[v][u]));
             if (from.feedback.residual)
-                keep4<EVEN>(from.feedback.residual, turn.i[v], turn.count[v], q[v]);
+                keep4<EVEN>(from.feedback.residual, batch.i[v], batch.count[v], q[v]);
         }
     });
     return largest;

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, U32, Gradient, block_count
-from ..select import Unit
+from ..select import Reference
 from . import _arguments
 from ._device import CTA, device, launch
 from ._select import SOURCE, select_largest
-from ._work import turns_for
+from ._work import batches_for
 
 
 def select_above(
@@ -18,14 +18,16 @@ def select_above(
     indices: U32,
     values: F32,
     *,
-    unit: Unit = "one",
+    relative_to: Reference = "one",
     residual: F32 | None = None,
     loss_scale: float = 1.0,
 ) -> int:
     """Waits for the count, at the end."""
     if not x.size:
         return 0
-    return select_largest(x, threshold, indices, values, residual, loss_scale, unit=unit).count
+    return select_largest(
+        x, threshold, indices, values, residual, loss_scale, relative_to=relative_to
+    ).count
 
 
 def select_at(
@@ -43,6 +45,6 @@ def select_at(
         _arguments.i64(x.size),
     )
     launch(SOURCE, "note_first", 1, CTA, residual, source[-1], indices, count, noted)
-    launch(SOURCE, "keep_all", *turns_for(x.size), *source, noted)
+    launch(SOURCE, "keep_all", *batches_for(x.size), *source, noted)
     taken = indices, values, count, noted
     launch(SOURCE, "take_out", block_count(indices.size, CTA), CTA, *source, *taken)

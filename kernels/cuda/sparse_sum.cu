@@ -23,12 +23,12 @@ DEVICE i64 count_below(const u32* indices, i64 count, u32 index) {
 }
 
 // Where an index is, or would be, in the other vector.
-struct Place {
+struct Found {
     i64 below;
     bool shared;
 };
 
-DEVICE Place place_in(const u32* others, i64 count, u32 index) {
+DEVICE Found find_in(const u32* others, i64 count, u32 index) {
     i64 below = count_below(others, count, index);
     return {below, below < count && others[below] == index};
 }
@@ -41,7 +41,7 @@ KERNEL(
         i64 shared = 0;
         for (int e = 0; e < EACH; ++e) {
             i64 i = t * TILE + e * CTA + int(threadIdx.x);
-            if (i < count) shared += place_in(others, other_count, own[i]).shared;
+            if (i < count) shared += find_in(others, other_count, own[i]).shared;
         }
         shared = cta_scan(shared).total;
         if (threadIdx.x == 0) counts[t] = shared;
@@ -51,7 +51,7 @@ KERNEL(
 // One vector's indices and values; where the other has them, too, the first writes the sum, and the
 // second a zero: from the end on, as many as there are.
 KERNEL(
-    place, CTA,
+    merge, CTA,
     (const u32* __restrict__ own, const float* __restrict__ own_values, i64 count,
      const u32* __restrict__ others, const float* __restrict__ other_values, i64 other_count,
      i64 tiles, const i64* __restrict__ counts, int is_first, u32* __restrict__ indices,
@@ -61,7 +61,7 @@ KERNEL(
         for (int e = 0; e < EACH; ++e) {
             i64 i = t * TILE + e * CTA + int(threadIdx.x);
             bool here = i < count;
-            Place found = here ? place_in(others, other_count, own[i]) : Place{0, false};
+            Found found = here ? find_in(others, other_count, own[i]) : Found{0, false};
             Scanned<i64> shared = cta_scan(i64(found.shared));
             i64 earlier = before + shared.before, at = i + found.below - earlier;
             before += shared.total;

@@ -17,11 +17,11 @@ def sum_sparse(
     indices_a: U32, values_a: F32, indices_b: U32, values_b: F32, indices: U32, values: F32
 ) -> None:
     a, b = (indices_a, values_a, i64(indices_a.size)), (indices_b, values_b, i64(indices_b.size))
-    _place(a, b, 1, indices, values)
-    _place(b, a, 0, indices, values)
+    _merge(a, b, 1, indices, values)
+    _merge(b, a, 0, indices, values)
 
 
-def _place(
+def _merge(
     own: tuple[Any, ...], others: tuple[Any, ...], is_first: int, indices: U32, values: F32
 ) -> None:
     tiles = block_count(int(own[2]), _TILE)
@@ -32,4 +32,4 @@ def _place(
     launch("sparse_sum", "count_shared", tiles, CTA, *count)
     launch("sparse_sum", "scan_counts", 1, CTA, counts, i64(tiles))
     cut = i64(tiles), counts, i32(is_first)
-    launch("sparse_sum", "place", tiles, CTA, *own, *others, *cut, indices, values)
+    launch("sparse_sum", "merge", tiles, CTA, *own, *others, *cut, indices, values)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compressa.kernels._selection import sample_places
+from compressa.kernels._selection import sample_indices
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -115,7 +115,7 @@ def beside_the_sample(codec: DGC) -> Family:
     """1 for what the sample's share says, and on to 0.8 k; p for all others."""
 
     def family(elems: int, p: float) -> torch.Tensor:
-        places = sample_places(elems, codec._sample(elems))
+        places = sample_indices(elems, codec._sample(elems))
         share = -(-codec.kept(elems) * places.size // elems)
         x = torch.full((elems,), p)
         x[torch.from_numpy(places[:share].astype(np.int64))] = 1.0

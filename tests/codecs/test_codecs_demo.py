@@ -109,13 +109,13 @@ def test_bands_of_a_matrix_encode_like_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "places"),
+    ("kept", "positions"),
     [(2, 0x00), (2, 0x33), (2, 0x12), (1, 0x10), (9, 0xFF), (9, 0x7F)],
 )
-def test_hostile_places_are_refused_and_nothing_is_written(kept: int, places: int) -> None:
+def test_hostile_positions_are_refused_and_nothing_is_written(kept: int, positions: int) -> None:
     codec = DeMo(chunk=16, kept=kept)
     payload = encoded(codec, torch.randn(40, generator=generator(4)))
-    payload[-codec.form.place_bytes :] = places
+    payload[-codec.form.position_bytes :] = positions
     out = torch.full((40,), 7.0)
     for call in (
         lambda: codec.check(payload, 40),

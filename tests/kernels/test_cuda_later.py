@@ -14,7 +14,7 @@ from compressa.kernels import (
     ChunkForm,
     KernelUnavailable,
     add_coefficients,
-    are_places,
+    are_positions,
     check_increasing,
     check_indices,
     elias_fano_bytes,
@@ -172,17 +172,17 @@ def test_any_bytes_become_indices_that_sums_survive(raw: bytes, k: int) -> None:
 @given(
     st.binary(min_size=60, max_size=60), st.integers(1, 16), st.sampled_from((0, 17)), st.booleans()
 )
-def test_any_places_are_transformed_in_their_array(
+def test_any_positions_are_transformed_in_their_array(
     raw: bytes, kept: int, columns: int, add: bool
 ) -> None:
     form, n = ChunkForm(chunk=16, kept=kept, columns=columns), 60
-    count, place_bytes = form.sizes(n)
-    places = np.resize(np.frombuffer(raw, np.uint8), place_bytes)
+    count, position_bytes = form.sizes(n)
+    positions = np.resize(np.frombuffer(raw, np.uint8), position_bytes)
     out, values = Guarded(np.zeros(n), np.float32), on_device(np.ones(count, np.float32))
     with later() as answer:
-        add_coefficients(values, on_device(places), out.on_gpu, form=form, add=add)
+        add_coefficients(values, on_device(positions), out.on_gpu, form=form, add=add)
     assert out.intact
-    assert answer[0] == (not are_places(places, form=form))
+    assert answer[0] == (not are_positions(positions, form=form))
 
 
 GOOD = np.array([1, 5, 9], np.uint32)

@@ -1,4 +1,4 @@
-"""Selections whose size depends on the data: SIDCo, DGC, AdaComp, thresholds in units."""
+"""Selections whose size depends on the data: SIDCo, DGC, AdaComp, relative thresholds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compressa.kernels import (
     select_dgc,
     select_sidco,
 )
-from compressa.kernels._selection import sample_places, unscaled
+from compressa.kernels._selection import sample_indices, unscaled
 from compressa.kernels.cuda import _select, adacomp, sidco
 from compressa.kernels.cuda._device import HOME, device
 from compressa.kernels.dgc import ADJUSTMENTS
@@ -73,12 +73,14 @@ def check(
     room: int,
     keep: Keep = (3, 1.0),
     *,
-    unit: str = "",
+    relative_to: str = "",
     **how: Any,
 ) -> int:
     """Assert that all backends select alike; return how many."""
     residual = residual_for(x.astype(np.float32), keep[0])
-    more: dict[str, Any] = {"loss_scale": keep[1]} | ({"unit": unit} if unit else {})
+    more: dict[str, Any] = {"loss_scale": keep[1]}
+    if relative_to:
+        more["relative_to"] = relative_to
 
     def selected(kernels: Any) -> list[Array | None]:
         left, function = copied(residual), getattr(kernels, f"select_{name}")
@@ -177,12 +179,12 @@ def test_adacomp_of_more_than_a_stretch_equals_reference(
 
 @on_every_backend
 @given(gradients(), feedback, st.sampled_from((0.0, 0.5, 1.0, 3.0)), st.data())
-@pytest.mark.parametrize("unit", ["rms", "max"])
-def test_thresholds_in_units_equal_reference(
-    unit: str, x: F32, keep: Keep, threshold: float, data: st.DataObject
+@pytest.mark.parametrize("relative_to", ["rms", "max"])
+def test_relative_thresholds_equal_reference(
+    relative_to: str, x: F32, keep: Keep, threshold: float, data: st.DataObject
 ) -> None:
     room = data.draw(st.integers(0, x.size))
-    check("above", x, (threshold,), room, keep, unit=unit)
+    check("above", x, (threshold,), room, keep, relative_to=relative_to)
 
 
 def drawn(kind: str, n: int) -> F32:
@@ -214,8 +216,8 @@ def test_all_equal_reference_in_pieces(kind: str, k: int) -> None:
             check("sidco", x, (k, stages), k + k // 5, keep, large=True)
         check("dgc", x, (k, 1400), most_selected(k), keep, large=True)
         check("adacomp", x, (50,), 20 * k, keep, large=True)
-        check("above", x, (2.5,), 10 * k, keep, unit="rms", large=True)
-        check("above", x, (0.25,), 10 * k, keep, unit="max", large=True)
+        check("above", x, (2.5,), 10 * k, keep, relative_to="rms", large=True)
+        check("above", x, (0.25,), 10 * k, keep, relative_to="max", large=True)
 
 
 @on_every_backend
@@ -239,7 +241,7 @@ def test_there_may_be_more_stages_than_are_counted_at_a_time(stages: int) -> Non
 @pytest.mark.parametrize("room", [100, 360, N])
 def test_a_sample_that_misleads_changes_nothing_but_the_time(factor: float, room: int) -> None:
     x = drawn("heavy", N)
-    x[sample_places(N, sampled(N))] *= np.float32(factor)
+    x[sample_indices(N, sampled(N))] *= np.float32(factor)
     for stages in (1, 2, 4):
         check("sidco", x, (K, stages), room)
         check("sidco", x, (K, stages), room, (None, 3.0))
@@ -254,7 +256,7 @@ def test_more_than_all_threads_take_at_a_time_equals_reference(place: int | None
     check("sidco", x, (1000, 3), 1200)
     check("sidco", x, (1000, 3), 140_000, (None, 3.0))
     check("dgc", x, (1000, 20_000), most_selected(1000))
-    x[sample_places(x.size, 20_000)] *= np.float32(1.5)
+    x[sample_indices(x.size, 20_000)] *= np.float32(1.5)
     check("dgc", x, (1000, 20_000), most_selected(1000))
 
 
@@ -273,7 +275,7 @@ def test_a_threshold_that_few_reach_is_lowered_step_by_step(
     factor: float, seed: int | None
 ) -> None:
     x = np.random.default_rng(1).standard_normal(N).astype(np.float32)
-    x[np.setdiff1d(np.arange(N), sample_places(N, 1500))] *= np.float32(factor)
+    x[np.setdiff1d(np.arange(N), sample_indices(N, 1500))] *= np.float32(factor)
     check("dgc", x, (K, 1500), most_selected(K), (seed, 1.0))
 
 
@@ -281,7 +283,7 @@ def test_a_threshold_that_few_reach_is_lowered_step_by_step(
 @pytest.mark.parametrize("step", [0.97, 0.99, 0.996])
 def test_a_threshold_is_lowered_ten_times_at_most(step: float) -> None:
     x = np.zeros(N, np.float32)
-    places = sample_places(N, 1500)
+    places = sample_indices(N, 1500)
     x[places] = np.random.default_rng(1).permutation(step ** np.arange(places.size))
     check("dgc", x, (2000, 1500), most_selected(2000), (None, 1.0))
     check("dgc", x, (400, 1500), most_selected(400), (4, 1.0))
@@ -290,7 +292,7 @@ def test_a_threshold_is_lowered_ten_times_at_most(step: float) -> None:
 @on_every_backend
 def test_a_threshold_that_far_too_many_reach_leaves_exactly_k() -> None:
     x = np.random.default_rng(1).standard_normal(N).astype(np.float32)
-    x[sample_places(N, 1500)] *= np.float32(0.1)
+    x[sample_indices(N, 1500)] *= np.float32(0.1)
     assert check("dgc", x, (K, 1500), most_selected(K), (None, 1.0)) == K
     assert check("dgc", np.round(x), (K, 1500), most_selected(K), (None, 1.0)) == K
 
@@ -298,7 +300,7 @@ def test_a_threshold_that_far_too_many_reach_leaves_exactly_k() -> None:
 @on_every_backend
 def test_one_step_down_may_be_one_too_many() -> None:
     x = np.full(N, 0.75, np.float32)
-    x[sample_places(N, 150)] = 1.0
+    x[sample_indices(N, 150)] = 1.0
     assert check("dgc", x, (K, 150), most_selected(K), (None, 1.0)) == K
 
 
@@ -360,7 +362,7 @@ def test_the_order_of_threads_does_not_matter() -> None:
     check("dgc", x, (K, 9000), room, orders=range(4))
     check("dgc", np.round(x), (K, 600), room, (None, 1.0), orders=range(4))
     y = x.copy()
-    y[sample_places(N, 600)] *= np.float32(1.3)
+    y[sample_indices(N, 600)] *= np.float32(1.3)
     check("dgc", y, (K, 600), room, orders=range(4))
     for bin_elems in (1, 7, 500, 6000):
         check("adacomp", x[:20_011], (bin_elems,), 700, orders=range(4))
@@ -460,8 +462,8 @@ def test_useless_numbers_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             run(FUNCTIONS[name], x, arguments, 2, None)
-    with pytest.raises(ValueError, match="unit must be one of one, rms, max"):
-        run(partial(select_above, unit="mean"), x, (1.0,), 2, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="relative_to must be one of one, rms, max"):
+        run(partial(select_above, relative_to="mean"), x, (1.0,), 2, None)  # type: ignore[arg-type]
 
 
 @on_emulated_cuda
@@ -472,7 +474,7 @@ def test_ranks_in_a_sample_are_exact(x: F32, keep: Keep, data: st.DataObject) ->
     ranks = data.draw(st.lists(st.integers(1, sample), min_size=1, max_size=20))
     residual = residual_for(x, keep[0])
     with np.errstate(all="ignore"):
-        q = np.abs(unscaled(x, residual, keep[1]))[sample_places(x.size, sample)]
+        q = np.abs(unscaled(x, residual, keep[1]))[sample_indices(x.size, sample)]
     if np.isnan(q).any():
         return
     selection = _select.Selection(x, residual, keep[1])

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from alike import Array, alike, copied, odd, on_every_backend
-from compressa.kernels import ChunkForm, add_coefficients, are_places, keep_coefficients, reference
+from compressa.kernels import (
+    ChunkForm,
+    add_coefficients,
+    are_positions,
+    keep_coefficients,
+    reference,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
@@ -48,15 +54,15 @@ def kept(
     loss_scale: float = 1.0,
     sent: str = "float32",
 ) -> tuple[Array, np.ndarray]:
-    value_elems, place_bytes = form.sizes(x.size)
-    values, places = poisoned(value_elems, DTYPES[sent]), poisoned(place_bytes, np.uint8)
-    function(x, values, places, form=form, residual=residual, loss_scale=loss_scale)
-    return values, places
+    value_elems, position_bytes = form.sizes(x.size)
+    values, positions = poisoned(value_elems, DTYPES[sent]), poisoned(position_bytes, np.uint8)
+    function(x, values, positions, form=form, residual=residual, loss_scale=loss_scale)
+    return values, positions
 
 
-def decoded(values: Array, places: np.ndarray, n: int, form: ChunkForm) -> F32:
+def decoded(values: Array, positions: np.ndarray, n: int, form: ChunkForm) -> F32:
     out = poisoned(n, np.float32)
-    add_coefficients(values, places, out, form=form)
+    add_coefficients(values, positions, out, form=form)
     return out
 
 
@@ -154,8 +160,8 @@ def test_overflow_of_16_bits_equals_reference(form: ChunkForm, sent: str, larges
         check_keep(x, form, np.full(200, 0.01, np.float32), 4.0, sent)
 
 
-def places_of(x: F32, form: ChunkForm) -> Array:
-    """Places as the reference chooses them."""
+def positions_of(x: F32, form: ChunkForm) -> Array:
+    """Positions as the reference chooses them."""
     with np.errstate(all="ignore"), reference():
         return kept(keep_coefficients, x, form)[1]
 
@@ -165,14 +171,14 @@ def check_add(
 ) -> None:
     random = np.random.default_rng(seed)
     x = random.standard_normal(n).astype(np.float32)
-    places = places_of(x, form)
+    positions = positions_of(x, form)
     bits = np.dtype(DTYPES[sent]).itemsize * form.sizes(n)[0]
     values = random.integers(0, 256, bits, dtype=np.uint8).view(DTYPES[sent])
 
     def run(kernels: Any) -> list[F32]:
         out = x.copy()
         options: dict[str, Any] = {"form": form, "weight": -3.3, "add": add}
-        kernels.add_coefficients(values, places, out, **options)
+        kernels.add_coefficients(values, positions, out, **options)
         return [out]
 
     alike("dct", run, **how)
@@ -194,44 +200,46 @@ def test_add_of_any_values_equals_reference(
 
 @on_every_backend
 @given(forms, st.sampled_from((0, 1, 2, 4, 300)), st.integers(0, 999), st.sampled_from((0, 1, 20)))
-def test_places_are_judged_as_by_the_reference(
+def test_positions_are_judged_as_by_the_reference(
     form: ChunkForm, chunks: int, seed: int, flips: int
 ) -> None:
     random = np.random.default_rng(seed)
-    some = places_of(random.standard_normal(form.chunk).astype(np.float32), form)
-    places = np.tile(some[: form.place_bytes], chunks)
-    if places.size:
-        flipped = random.integers(0, 8 * places.size, flips)
-        np.bitwise_xor.at(places, flipped // 8, np.uint8(1) << (flipped % 8).astype(np.uint8))
-    (right,) = alike("dct", lambda kernels: [kernels.are_places(places, form=form)])
+    some = positions_of(random.standard_normal(form.chunk).astype(np.float32), form)
+    positions = np.tile(some[: form.position_bytes], chunks)
+    if positions.size:
+        flipped = random.integers(0, 8 * positions.size, flips)
+        np.bitwise_xor.at(positions, flipped // 8, np.uint8(1) << (flipped % 8).astype(np.uint8))
+    (right,) = alike("dct", lambda kernels: [kernels.are_positions(positions, form=form)])
     assert right or flips
 
 
 @given(forms, st.integers(1, 4), st.integers(0, 999))
-def test_nothing_is_added_at_places_that_are_refused(
+def test_nothing_is_added_at_positions_that_are_refused(
     form: ChunkForm, chunks: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     x = random.standard_normal(chunks * form.chunk).astype(np.float32)
-    places = places_of(x, form)
+    positions = positions_of(x, form)
     np.bitwise_xor.at(
-        places, random.integers(0, places.size, 20), np.uint8(1) << np.uint8(seed % 8)
+        positions, random.integers(0, positions.size, 20), np.uint8(1) << np.uint8(seed % 8)
     )
     out, values = np.ones(x.size, np.float32), np.ones(form.sizes(x.size)[0], np.float32)
-    if not are_places(places, form=form):
-        with pytest.raises(ValueError, match="different places in order"):
-            add_coefficients(values, places, out, form=form)
+    if not are_positions(positions, form=form):
+        with pytest.raises(ValueError, match="different positions in order"):
+            add_coefficients(values, positions, out, form=form)
         assert (out == 1).all()
 
 
 @on_every_backend
 @pytest.mark.parametrize("form", [*FORMS, *TILES], ids=repr)
-def test_places_that_repeat_or_stray_are_refused(form: ChunkForm) -> None:
-    zeros = np.zeros(form.place_bytes, np.uint8)
-    # k zeros in a stream are k times place 0; a bitmap of zeros names no place
+def test_positions_that_repeat_or_stray_are_refused(form: ChunkForm) -> None:
+    zeros = np.zeros(form.position_bytes, np.uint8)
+    # k zeros in a stream are k times position 0; a bitmap of zeros names no position
     lone = form.kept == 1 and form.width == 8
-    ones = zeros + np.uint8(255)  # k times the last place, and nothing but 1 in unused bits
-    found = alike("dct", lambda k: [k.are_places(places, form=form) for places in (zeros, ones)])
+    ones = zeros + np.uint8(255)  # k times the last position, and nothing but 1 in unused bits
+    found = alike(
+        "dct", lambda k: [k.are_positions(positions, form=form) for positions in (zeros, ones)]
+    )
     assert found == [form.kept == 1, form.kept == form.tile_elems or lone]
 
 
@@ -243,7 +251,7 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     form: ChunkForm, kind: str, shift: int
 ) -> None:
     n, inner = 701, slice(shift, -shift)
-    value_elems, place_bytes = form.sizes(n)
+    value_elems, position_bytes = form.sizes(n)
     random = np.random.default_rng(shift)
     given_x, left, before = (random.standard_normal(n + 2 * shift).astype("f4") for _ in range(3))
     x = as_kind(given_x, kind)[inner]
@@ -251,12 +259,12 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     def run(kernels: Any) -> list[Array]:
         residual, out = left.copy(), before.copy()
         all_values, values = odd(poisoned(value_elems, np.float32), shift)
-        all_places, places = odd(poisoned(place_bytes, np.uint8), shift)
+        all_positions, positions = odd(poisoned(position_bytes, np.uint8), shift)
         options: dict[str, Any] = {"residual": residual[inner], "loss_scale": 3.0}
-        kernels.keep_coefficients(x, values, places, form=form, **options)
-        kernels.add_coefficients(values, places, out[inner], form=form, weight=0.3, add=True)
-        assert kernels.are_places(places, form=form)
-        return [residual, out, all_values, all_places]
+        kernels.keep_coefficients(x, values, positions, form=form, **options)
+        kernels.add_coefficients(values, positions, out[inner], form=form, weight=0.3, add=True)
+        assert kernels.are_positions(positions, form=form)
+        return [residual, out, all_values, all_positions]
 
     alike("dct", run)
 
@@ -271,14 +279,14 @@ def test_the_order_of_threads_does_not_matter(form: ChunkForm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "kept_elems", "width", "place_bytes"),
+    ("chunk", "kept_elems", "width", "position_bytes"),
     [(64, 8, 6, 6), (64, 10, 6, 8), (64, 11, 0, 8), (64, 32, 0, 8), (16, 1, 4, 1)],
 )
-def test_places_take_the_fewest_bytes(
-    chunk: int, kept_elems: int, width: int, place_bytes: int
+def test_positions_take_the_fewest_bytes(
+    chunk: int, kept_elems: int, width: int, position_bytes: int
 ) -> None:
     form = ChunkForm(chunk=chunk, kept=kept_elems)
-    assert (form.width, form.place_bytes) == (width, place_bytes)
+    assert (form.width, form.position_bytes) == (width, position_bytes)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +304,6 @@ def test_impossible_forms_are_refused(chunk: int, kept_elems: int, message: str)
         ChunkForm(chunk=chunk, kept=kept_elems)
 
 
-def test_places_of_half_a_chunk_are_refused() -> None:
+def test_positions_of_half_a_chunk_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 6"):
-        are_places(np.zeros(7, np.uint8), form=ChunkForm(chunk=64, kept=8))
+        are_positions(np.zeros(7, np.uint8), form=ChunkForm(chunk=64, kept=8))

@@ -61,9 +61,9 @@ def test_basis_is_that_of_exact_steps_rounded_once_each(chunk: int) -> None:
 @given(moderate, st.sampled_from(CHUNKS))
 def test_all_coefficients_have_the_length_of_the_vector(x: F32, chunk: int) -> None:
     form = ChunkForm(chunk=chunk, kept=chunk)
-    values, places = kept(keep_coefficients, x, form)
+    values, positions = kept(keep_coefficients, x, form)
     assert square(values) == pytest.approx(square(x), rel=2.0**-22, abs=1e-70)
-    out = decoded(values, places, x.size, form)
+    out = decoded(values, positions, x.size, form)
     assert square(out - x) <= (2.0**-22) ** 2 * square(x) + 1e-70
 
 
@@ -101,18 +101,24 @@ def test_tiles_of_a_matrix_are_transformed_along_both_dimensions(rows: int, colu
 
 def test_equal_coefficients_are_taken_from_the_front() -> None:
     form, x = ChunkForm(chunk=16, kept=2), np.zeros(16, np.float32)
-    values, places = kept(keep_coefficients, x, form)
+    values, positions = kept(keep_coefficients, x, form)
     assert values.tolist() == [0.0, 0.0]
-    assert places.tolist() == [0x10]
+    assert positions.tolist() == [0x10]
 
 
-def test_a_tie_goes_to_the_lower_place() -> None:
-    # element 0 alone: c[j] = T[j, 0]; elements 0 and 15 alike: even places only, odd ones exactly 0
+def test_a_tie_goes_to_the_lower_position() -> None:
+    # element 0 alone: c[j] = T[j, 0]; elements 0 and 15 alike: even positions only, odd ones are 0
     x = np.zeros(16, np.float32)
     x[[0, 15]] = 1.0
-    values, places = kept(keep_coefficients, x, ChunkForm(chunk=16, kept=10))
-    # ten places take a bitmap of two bytes: all eight even ones, then of equal ones 1 and 3
-    assert [e for e in range(16) if places[e // 8] >> e % 8 & 1] == [0, 1, 2, 3, *range(4, 16, 2)]
+    values, positions = kept(keep_coefficients, x, ChunkForm(chunk=16, kept=10))
+    # ten positions take a bitmap of two bytes: all eight even ones, then of equal ones 1 and 3
+    assert [e for e in range(16) if positions[e // 8] >> e % 8 & 1] == [
+        0,
+        1,
+        2,
+        3,
+        *range(4, 16, 2),
+    ]
     assert values[1] == values[3] == 0.0
 
 
@@ -123,8 +129,8 @@ def test_nothing_is_lost(x: F32, form: ChunkForm, seed: int, loss_scale: float, 
     residual /= np.float32(loss_scale)
     p = x + np.float32(loss_scale) * residual
     before = residual.copy()
-    values, places = kept(keep_coefficients, x, form, residual, loss_scale, sent)
-    out = decoded(values, places, x.size, form)
+    values, positions = kept(keep_coefficients, x, form, residual, loss_scale, sent)
+    out = decoded(values, positions, x.size, form)
     if np.isnan(out).any():  # float16 holds no coefficient of some tile: all its mass stays
         assert sent == "float16"
         waits = np.isnan(out) & (np.abs(p / np.float32(loss_scale)) <= 2.0**9)

@@ -12,7 +12,7 @@ from alike import Array, alike, copied, odd, on_every_backend
 from compressa.kernels import scatter_add, select_above, select_at
 from compressa.kernels.cuda import _select
 from compressa.kernels.cuda._device import HOME, source_text
-from compressa.kernels.select import Unit
+from compressa.kernels.select import Reference
 from compressa.kernels.threads import KernelThreads
 from emulated_cuda import on_emulated_cuda, run_text
 from hypothesis import given, settings
@@ -33,7 +33,7 @@ from kernel_cases import (
 Keep = tuple[int | None, float]
 feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
 thresholds = st.sampled_from((0.0, -0.0, 1e-50, 1e-45, 0.5, 1.0, 2.0, 3.0, 1e30, 1e300, np.inf))
-units = st.sampled_from(("one", "rms", "max"))
+references = st.sampled_from(("one", "rms", "max"))
 LARGER = (2047, 2048, 2049, 4099, 16385, 70_001)
 
 
@@ -44,10 +44,10 @@ def above(
     room: int,
     residual: F32 | None,
     loss_scale: float,
-    unit: str = "one",
+    relative_to: str = "one",
 ) -> tuple[np.ndarray, F32]:
     indices, values = poisoned(room, np.uint32), poisoned(room, np.float32)
-    options = {"unit": unit, "residual": residual, "loss_scale": loss_scale}
+    options = {"relative_to": relative_to, "residual": residual, "loss_scale": loss_scale}
     count = function(x, threshold, indices, values, **options)
     assert 0 <= count <= room
     assert same_bits(indices[count:], poisoned(room - count, np.uint32))
@@ -56,25 +56,26 @@ def above(
 
 
 def check_above(
-    x: Array, threshold: float, room: int, keep: Keep, unit: str = "one", **how: Any
+    x: Array, threshold: float, room: int, keep: Keep, relative_to: str = "one", **how: Any
 ) -> None:
     residual = residual_for(x.astype(np.float32), keep[0])
 
     def run(kernels: Any) -> list[Array | None]:
         left = copied(residual)
-        return [*above(kernels.select_above, x, threshold, room, left, keep[1], unit), left]
+        found = above(kernels.select_above, x, threshold, room, left, keep[1], relative_to)
+        return [*found, left]
 
     alike("select", run, reads=[x], **how)
 
 
 @on_every_backend
 @settings(max_examples=166)
-@given(gradients(), kinds, thresholds, units, feedback, st.data())
+@given(gradients(), kinds, thresholds, references, feedback, st.data())
 def test_select_above_equals_reference(
-    x: F32, kind: str, threshold: float, unit: Unit, keep: Keep, data: st.DataObject
+    x: F32, kind: str, threshold: float, relative_to: Reference, keep: Keep, data: st.DataObject
 ) -> None:
     room, on_cpu = data.draw(st.integers(0, x.size)), kind == "float32"
-    check_above(as_kind(x, kind), threshold, room, keep, unit, on_cpu=on_cpu)
+    check_above(as_kind(x, kind), threshold, room, keep, relative_to, on_cpu=on_cpu)
 
 
 @on_every_backend
@@ -83,15 +84,15 @@ def test_select_above_equals_reference(
     gradients(sizes=LARGER),
     st.sampled_from(KINDS),
     thresholds,
-    units,
+    references,
     feedback,
     st.sampled_from((0.0, 0.001, 0.01, 0.3, 1.0)),
 )
 def test_select_above_of_more_than_a_tile_equals_reference(
-    x: F32, kind: str, threshold: float, unit: Unit, keep: Keep, fraction: float
+    x: F32, kind: str, threshold: float, relative_to: Reference, keep: Keep, fraction: float
 ) -> None:
     room, on_cpu = int(fraction * x.size), kind == "float32"
-    check_above(as_kind(x, kind), threshold, room, keep, unit, on_cpu=on_cpu)
+    check_above(as_kind(x, kind), threshold, room, keep, relative_to, on_cpu=on_cpu)
 
 
 @on_every_backend
@@ -105,40 +106,40 @@ def test_select_above_equals_reference_in_pieces(threshold: float, room: int) ->
 
 
 @on_every_backend
-@pytest.mark.parametrize("unit", ["one", "rms", "max"])
+@pytest.mark.parametrize("relative_to", ["one", "rms", "max"])
 @pytest.mark.parametrize("tails", [0.5, 3.0])
 def test_select_above_equals_reference_where_there_is_a_sample(
-    unit: Unit, tails: float, sampled_early: int
+    relative_to: Reference, tails: float, sampled_early: int
 ) -> None:
     n = sampled_early + 5001
     x = np.random.default_rng(4).standard_t(tails, n)
     x = np.clip(x, -1e38, 1e38).astype(np.float32)
     for threshold in (0.0, 0.01, 0.7, 2.5, 100.0):
         for room in (0, 1, 700, n // 3, n):
-            check_above(x, threshold, room, (None if room % 2 else 5, 1.0), unit)
+            check_above(x, threshold, room, (None if room % 2 else 5, 1.0), relative_to)
 
 
 @on_every_backend
 @pytest.mark.parametrize("n", [100, 70_000])
 @pytest.mark.parametrize("room", [0, 1, 100])
 @pytest.mark.parametrize(
-    ("unit", "threshold"), [("one", -0.0), ("one", 1e300), ("max", np.inf), ("rms", np.inf)]
+    ("relative_to", "threshold"), [("one", -0.0), ("one", 1e300), ("max", np.inf), ("rms", np.inf)]
 )
 def test_a_threshold_may_be_minus_zero_or_too_large_or_infinite(
-    unit: str, threshold: float, room: int, n: int
+    relative_to: str, threshold: float, room: int, n: int
 ) -> None:
     for x in (np.zeros(n, np.float32), np.arange(n, dtype=np.float32)):
-        check_above(x, threshold, room, (None, 1.0), unit)
+        check_above(x, threshold, room, (None, 1.0), relative_to)
 
 
 @on_every_backend
-@pytest.mark.parametrize("unit", ["one", "rms", "max"])
+@pytest.mark.parametrize("relative_to", ["one", "rms", "max"])
 @pytest.mark.parametrize("bad", [False, True])
-def test_select_above_does_not_depend_on_threads(unit: str, bad: bool) -> None:
+def test_select_above_does_not_depend_on_threads(relative_to: str, bad: bool) -> None:
     x = np.random.default_rng(4).standard_t(3, 1_000_003).astype(np.float32)
     x[999_999] = np.inf if bad else 1.0
     with ThreadPoolExecutor(3) as pool, KernelThreads(pool, 3).enlisted():
-        check_above(x, 0.7, 20_000, (5, 3.0), unit, large=True)
+        check_above(x, 0.7, 20_000, (5, 3.0), relative_to, large=True)
 
 
 @on_every_backend
@@ -166,11 +167,11 @@ def test_ties_at_the_end_of_the_room_go_to_the_lowest_index(room: int) -> None:
 def test_one_value_that_is_not_finite_is_all_that_is_found(bad: float, place: int, n: int) -> None:
     x = np.random.default_rng(5).standard_normal(n).astype(np.float32)
     x[place] = bad
-    for unit in ("one", "rms", "max"):
+    for relative_to in ("one", "rms", "max"):
         residual = residual_for(x, 6)
         assert residual is not None
         before, q = residual.copy(), x + residual
-        indices, values = above(select_above, x, 1.0, 50, residual, 1.0, unit)
+        indices, values = above(select_above, x, 1.0, 50, residual, 1.0, relative_to)
         assert indices.tolist() == [0]
         assert np.isnan(values).all()
         q[[0, place]] = before[[0, place]]
@@ -185,27 +186,27 @@ def test_a_sum_that_overflows_is_found_as_what_is_not_finite() -> None:
 
 
 @given(gradients(specials=(), magnitudes=(1e-6, 1.0, 1e6)), st.sampled_from((0.3, 1.0, 2.5)))
-def test_units_are_the_statistics_that_they_are_named_after(x: F32, threshold: float) -> None:
+def test_references_are_the_statistics_that_they_are_named_after(x: F32, threshold: float) -> None:
     size = np.abs(x.astype(np.float64))
-    for unit, of in (
+    for relative_to, of in (
         ("rms", np.sqrt((size**2).mean()) if x.size else 0),
         ("max", size.max(initial=0)),
     ):
-        indices, _ = above(select_above, x, threshold, x.size, None, 1.0, unit)
+        indices, _ = above(select_above, x, threshold, x.size, None, 1.0, relative_to)
         least = min(threshold * of, size.max(initial=0))
         found = np.isin(np.arange(x.size), indices)
         assert not (found & (size < least * (1 - 1e-6))).any()
         assert not (~found & (size > least * (1 + 1e-6))).any()
 
 
-@pytest.mark.parametrize("unit", ["rms", "max"])
-def test_a_threshold_in_units_finds_the_largest_and_never_a_zero(unit: str) -> None:
+@pytest.mark.parametrize("relative_to", ["rms", "max"])
+def test_a_relative_threshold_finds_the_largest_and_never_a_zero(relative_to: str) -> None:
     x = np.zeros(3000, np.float32)
     for threshold in (0.0, 1e30):
-        assert above(select_above, x, threshold, 3000, None, 1.0, unit)[0].size == 0
+        assert above(select_above, x, threshold, 3000, None, 1.0, relative_to)[0].size == 0
     x[[5, 2999]] = 1e-45, -1e-45
     for threshold in (0.0, 1e30):
-        found = above(select_above, x, threshold, 3000, None, 1.0, unit)[0].tolist()
+        found = above(select_above, x, threshold, 3000, None, 1.0, relative_to)[0].tolist()
         assert found == [5, 2999]
 
 
@@ -319,7 +320,7 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
         (all_indices, indices), left = odd(poisoned(k, np.uint32), shift), kept.copy()
         all_values, values = odd(poisoned(k, np.float32), shift)
         options: dict[str, Any] = {"residual": left[inner], "loss_scale": 3.0}
-        kernels.select_above(whole[inner], 0.5, indices, values, unit="rms", **options)
+        kernels.select_above(whole[inner], 0.5, indices, values, relative_to="rms", **options)
         kernels.select_at(whole[inner], indices, values, **options)
         return [all_indices, all_values, left]
 
@@ -367,8 +368,9 @@ def test_one_value_that_is_not_finite_makes_the_first_sent_a_nan(
 
 def test_nothing_is_sent_of_nothing() -> None:
     none = np.empty(0, np.uint32), np.empty(0, np.float32)
-    for unit in ("one", "rms", "max"):
-        assert select_above(np.empty(0, np.float32), 1.0, *none, unit=unit) == 0  # type: ignore[arg-type]
+    for relative_to in ("one", "rms", "max"):
+        count = select_above(np.empty(0, np.float32), 1.0, *none, relative_to=relative_to)  # type: ignore[arg-type]
+        assert count == 0
     residual = np.ones(3, np.float32)
     select_at(np.ones(3, np.float32), *none, residual=residual)
     assert residual.tolist() == [2.0, 2.0, 2.0]
@@ -456,8 +458,8 @@ def test_indices_that_are_written_to_may_not_be_locked() -> None:
         select_above(x, 1.0, indices, values)
 
 
-def test_refuses_a_unit_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match="unit must be one of one, rms, max, not 'mean'"):
+def test_refuses_a_reference_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="relative_to must be one of one, rms, max, not 'mean'"):
         above(select_above, np.zeros(3, np.float32), 1.0, 3, None, 1.0, "mean")
 
 
@@ -477,6 +479,6 @@ def test_16_bit_gradients_are_widened_exactly(kind: str) -> None:
     x = (np.random.default_rng(3).standard_normal(999) * 4).astype(np.float32)
     narrow = as_kind(x, kind)
     check_at(narrow, np.arange(5, 990, 7, dtype=np.uint32), (4, 1024.0))
-    for unit in ("one", "rms", "max"):
-        check_above(narrow, 0.5, 999, (None, 1.0), unit)
-        check_above(narrow, 0.5, 99, (4, 1024.0), unit)
+    for relative_to in ("one", "rms", "max"):
+        check_above(narrow, 0.5, 999, (None, 1.0), relative_to)
+        check_above(narrow, 0.5, 99, (4, 1024.0), relative_to)

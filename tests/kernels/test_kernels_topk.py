@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from alike import Array, alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import reference, return_unsent, scatter_add, select_top_k
-from compressa.kernels._selection import sample_places
+from compressa.kernels._selection import sample_indices
 from compressa.kernels.cpu._listing import Listing
 from compressa.kernels.cuda._device import device
 from compressa.kernels.cuda._select import LEAST_SAMPLED, SAMPLE, select_largest
@@ -161,7 +161,7 @@ def surveys(x: F32, k: int) -> int:
 def test_a_sample_that_misleads_is_followed_by_a_second_survey() -> None:
     n, k = 100_003, 500
     x = np.random.default_rng(1).standard_normal(n).astype(np.float32)
-    seen = sample_places(n, SAMPLE)
+    seen = sample_indices(n, SAMPLE)
     too_high, too_low = x.copy(), x.copy()
     too_high[seen] *= 1e6  # few others are as large as the sample says
     too_low[seen] *= 1e-6  # and many are larger

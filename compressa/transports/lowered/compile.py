@@ -31,7 +31,7 @@ def prepare() -> None:
     """Compile or load what a loop runs, before anything waits for it."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    compile_once(f"lowered sums {digest}", _call_all, turn="lowered sums")
+    compile_once(f"lowered sums {digest}", _call_all, lock="lowered sums")
 
 
 def _call_all() -> None:
