@@ -70,7 +70,7 @@ class Walk:
     @property
     def functions(self) -> Counter[str]:
         """Calls by file and function."""
-        return Counter(f"{_place(code)}: {code.co_qualname}" for _, code in self.calls)
+        return Counter(f"{_file_of(code)}: {code.co_qualname}" for _, code in self.calls)
 
 
 class Recorder:
@@ -118,7 +118,7 @@ def _is_own(code: CodeType) -> bool:
     return code.co_filename.startswith(_ROOTS)
 
 
-def _place(code: CodeType) -> str:
+def _file_of(code: CodeType) -> str:
     file = code.co_filename
     for root in _ROOTS:
         if file.startswith(root):

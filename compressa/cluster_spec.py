@@ -96,7 +96,7 @@ def read(description: str) -> Cluster:
         said = json.loads(description)
         cluster = {kind: list(map(str, tasks)) for kind, tasks in said["cluster"].items()}
         task = said.get("task")
-        place = None if task is None else f"{task['type']} {int(task['index'])}"
+        own_task = None if task is None else f"{task['type']} {int(task['index'])}"
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{_VARIABLE} is no cluster specification ({error!r}); {_HELP}"
@@ -111,9 +111,9 @@ def read(description: str) -> Cluster:
         for index, address in enumerate(cluster.get(kind, ()))
     }
     tasks = tuple(addresses)
-    if place is not None and place not in tasks:
+    if own_task is not None and own_task not in tasks:
         raise ConfigError(
-            f"{_VARIABLE} says that this is {place}, which is none of its tasks: "
+            f"{_VARIABLE} says that this is {own_task}, which is none of its tasks: "
             f"{', '.join(tasks)}; give one of them as type and index"
         )
     first = addresses[tasks[0]]
@@ -121,7 +121,7 @@ def read(description: str) -> Cluster:
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"{_VARIABLE} has the address {first!r}; give host:port")
     hosts = tuple(address.rpartition(":")[0] for address in addresses.values())
-    return Cluster(tasks, hosts, int(port), None if place is None else tasks.index(place))
+    return Cluster(tasks, hosts, int(port), None if own_task is None else tasks.index(own_task))
 
 
 def init_from_tf_config(

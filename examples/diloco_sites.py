@@ -51,11 +51,15 @@ def train() -> None:
 def main() -> None:
     """Bring two sites up, train one rank on each, and say what crossed the link."""
     with open_testbed(hosts=2, link="10mbit+50ms", kind="netns") as bed:
-        place = {"MASTER_ADDR": bed.hosts[0].address, "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
-        place |= {"OMP_NUM_THREADS": "1"}
+        rendezvous = {
+            "MASTER_ADDR": bed.hosts[0].address,
+            "MASTER_PORT": "29500",
+            "WORLD_SIZE": "2",
+        }
+        rendezvous |= {"OMP_NUM_THREADS": "1"}
         before = bed.counters()
         command = [sys.executable, __file__, "site"]
-        ranks = [bed.spawn(i, command, env=place | {"RANK": str(i)}) for i in range(2)]
+        ranks = [bed.spawn(i, command, env=rendezvous | {"RANK": str(i)}) for i in range(2)]
         codes = [rank.wait() for rank in ranks]
         after = bed.counters()
     if any(codes) or before is None or after is None:

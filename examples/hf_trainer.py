@@ -15,8 +15,8 @@ def data(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(2, WORDS, (count, LENGTH), generator=generator)
     labels = torch.randint(0, 2, (count,), generator=generator)
-    places = torch.randint(0, LENGTH, (count,), generator=generator)
-    words[torch.arange(count), places] = torch.where(labels.bool(), 1, words[:, 0])
+    columns = torch.randint(0, LENGTH, (count,), generator=generator)
+    words[torch.arange(count), columns] = torch.where(labels.bool(), 1, words[:, 0])
     return [{"input_ids": w, "labels": y} for w, y in zip(words, labels, strict=True)]
 
 

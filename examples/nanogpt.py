@@ -22,7 +22,7 @@ class GPT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(128, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.words, self.positions = nn.Embedding(128, WIDTH), nn.Embedding(LENGTH, WIDTH)
         block = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True)
         self.blocks = nn.TransformerEncoder(block, 2, nn.LayerNorm(WIDTH))
         self.output = nn.Linear(WIDTH, 128)
@@ -30,7 +30,7 @@ class GPT(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what may follow each character."""
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
-        x = self.words(x) + self.places(torch.arange(LENGTH))
+        x = self.words(x) + self.positions(torch.arange(LENGTH))
         return self.output(self.blocks(x, mask, is_causal=True))
 
 

@@ -122,8 +122,8 @@ class First(nn.Module):
 
     def forward(self, characters: Tensor) -> Tensor:
         """(batch, context) to (batch, context, width)."""
-        places = torch.arange(characters.shape[1])
-        hidden: Tensor = self.blocks(self.embedding(characters) + self.position(places))
+        positions = torch.arange(characters.shape[1])
+        hidden: Tensor = self.blocks(self.embedding(characters) + self.position(positions))
         return hidden
 
 

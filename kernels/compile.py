@@ -108,14 +108,14 @@ def compile_blockwise_mean(_: Kinds) -> None:
             )
 
 
-_LISTED_FORMS: list[multi_tensor.BlockForm] = [*_FORMS, onebit.SignForm(block=64)]
-_LISTED = [(form, _payload(form)) for form in _LISTED_FORMS]
+_MULTI_TENSOR_FORMS: list[multi_tensor.BlockForm] = [*_FORMS, onebit.SignForm(block=64)]
+_MULTI_TENSOR = [(form, _payload(form)) for form in _MULTI_TENSOR_FORMS]
 
 
-def compile_lists(kinds: Kinds) -> None:
+def compile_multi_tensor(kinds: Kinds) -> None:
     """Many vectors by one call: integers and signs, with and without residual, and stochastic."""
     residual = np.zeros(_ELEMS, np.float32)
-    for form, payload in _LISTED:
+    for form, payload in _MULTI_TENSOR:
         parts, sent = _parts(form, payload.offsets is not None)
         multi_tensor.multi_tensor_sum(parts, [sent])
         multi_tensor.multi_tensor_dequantize(parts, sent)
@@ -130,7 +130,7 @@ def compile_lists(kinds: Kinds) -> None:
 def compile_means(_: Kinds) -> None:
     """Means of many vectors by one call."""
     x, residual, kept = np.zeros((3, _ELEMS), np.float32)
-    for form, payload in _LISTED:
+    for form, payload in _MULTI_TENSOR:
         parts, sent = _parts(form, payload.offsets is not None)
         drawn = [] if isinstance(form, onebit.SignForm) else [(None, _NOISE)]
         for left, noise in ((None, None), (residual, None), *drawn):
@@ -344,7 +344,7 @@ WORKS = (
     compile_onebit_sgd,
     compile_dct,
     compile_blockwise_mean,
-    compile_lists,
+    compile_multi_tensor,
     compile_means,
     compile_sparse,
     compile_low_rank,

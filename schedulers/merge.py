@@ -59,7 +59,7 @@ def fused_if_faster(
     return (draft, fused) if fused.step_s <= ahead.step_s else (unfused, ahead)
 
 
-class _Turns:
+class _Departures:
     """Units in the order in which their first message begins to leave, if nothing is fused.
 
     Attributes:
@@ -99,21 +99,21 @@ def _groups(ahead: Prediction, conditions: Conditions, link: Link) -> list[list[
     """Fuse units that follow each other, stage by stage."""
     if not link.overhead_s:
         return []
-    columns, turns = ahead.columns, _Turns(ahead, link)
+    columns, departures = ahead.columns, _Departures(ahead, link)
     best = conditions.chunk_bytes or chunk_bytes(int(columns.wire_bytes.sum()), link)
     count = np.bincount(columns.first, minlength=len(columns))
-    groups = [turns.rows[begin:end] for begin, end in _runs(turns, link, best)]
+    groups = [departures.rows[begin:end] for begin, end in _runs(departures, link, best)]
     return [(rows + s).tolist() for rows in groups for s in range(count[rows[0]])]
 
 
-def _runs(turns: _Turns, link: Link, largest_bytes: int) -> Iterator[tuple[int, int]]:
+def _runs(departures: _Departures, link: Link, largest_bytes: int) -> Iterator[tuple[int, int]]:
     """Find the runs of units, two at least, that had better leave together."""
-    first_bytes, most_bytes = turns.first_bytes.tolist(), turns.most_bytes.tolist()
-    could_s, began_s = turns.could_s.tolist(), turns.began_s.tolist()
-    latest_s = turns.latest_s.tolist()
+    first_bytes, most_bytes = departures.first_bytes.tolist(), departures.most_bytes.tolist()
+    could_s, began_s = departures.could_s.tolist(), departures.began_s.tolist()
+    latest_s = departures.latest_s.tolist()
     begin = end = first = most = 0
     start_s = due_s = 0.0
-    for unit in turns.pairs(link, largest_bytes):
+    for unit in departures.pairs(link, largest_bytes):
         if unit >= end:
             if end - begin > 1:
                 yield begin, end

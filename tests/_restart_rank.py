@@ -29,7 +29,7 @@ def train(folder: str, compressor: str, steps: int) -> str:
         compressor: Or "plain", for a model without compressa.
         steps: How many in all.
     """
-    place, rank = Path(folder), dist.get_rank()
+    root, rank = Path(folder), dist.get_rank()
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)
@@ -40,14 +40,14 @@ def train(folder: str, compressor: str, steps: int) -> str:
         config: dict[str, Any] = {"compressor": compressor, "dense_below": {"elems": 0}}
         handle = compressa.register_comm_hook(model, config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    latest = place / "latest"
+    latest = root / "latest"
     first = int(latest.read_text()) if latest.exists() else 0
     if first:
-        saved = torch.load(place / str(first) / "model.pt", weights_only=True)
+        saved = torch.load(root / str(first) / "model.pt", weights_only=True)
         net.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         if handle is not None:
-            handle.load(place / str(first) / "compressa")
+            handle.load(root / str(first) / "compressa")
             assert handle.next_step == first
     for step in range(first, steps):
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * step + rank))
@@ -56,23 +56,23 @@ def train(folder: str, compressor: str, steps: int) -> str:
         optimizer.step()
         time.sleep(_PAUSE_S)
         if (step + 1) % EVERY == 0:
-            _save(place, step + 1, {"model": net, "optimizer": optimizer}, handle)
+            _save(root, step + 1, {"model": net, "optimizer": optimizer}, handle)
     if handle is not None:
         handle.close()
     bits = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
     return hashlib.sha256(bits).hexdigest()
 
 
-def _save(place: Path, step: int, parts: dict[str, Any], handle: compressa.Handle | None) -> None:
+def _save(root: Path, step: int, parts: dict[str, Any], handle: compressa.Handle | None) -> None:
     """Write a checkpoint, and name it only when all ranks have written theirs."""
-    folder = place / str(step)
+    folder = root / str(step)
     folder.mkdir(exist_ok=True)
     if handle is not None:
         handle.save(folder / "compressa")
     if dist.get_rank() == 0:
         torch.save({name: part.state_dict() for name, part in parts.items()}, folder / "model.pt")
-        (place / "latest.new").write_text(str(step))
-        os.replace(place / "latest.new", place / "latest")
+        (root / "latest.new").write_text(str(step))
+        os.replace(root / "latest.new", root / "latest")
     dist.barrier()
 
 

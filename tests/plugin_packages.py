@@ -32,7 +32,7 @@ def install(
     metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
     (info / "METADATA").write_text(metadata, encoding="utf-8")
     if not isinstance(points, str):
-        lines = [f"{name} = {place}" for name, place in points.items()]
+        lines = [f"{name} = {target}" for name, target in points.items()]
         points = "\n".join(["[compressa.compressors]", *lines, ""])
     (info / "entry_points.txt").write_text(points, encoding="utf-8")
 

@@ -42,7 +42,7 @@ WHOLE = ("acpsgd", "chunked_topk", "demo", "onebit_sgd", "powersgd", "thc")
 """What is more than a codec, or looks at the shape."""
 
 
-class Left(NamedTuple):
+class Result(NamedTuple):
     """What a codec leaves, on the CPU."""
 
     payload: torch.Tensor
@@ -68,17 +68,17 @@ def given(elems: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(elems, generator=generator(0)), torch.randn(elems, generator=generator(1))
 
 
-def left(codec: Codec, elems: int, place: torch.device) -> Left:
-    """Encode with feedback in a place, and add what that decodes to."""
-    x, residual = (torch.zeros(elems, device=place).copy_(values) for values in given(elems))
-    payload = torch.zeros(codec.wire_bytes(elems), dtype=torch.uint8, device=place)
+def result_of(codec: Codec, elems: int, device: torch.device) -> Result:
+    """Encode with feedback on a device, and add what that decodes to."""
+    x, residual = (torch.zeros(elems, device=device).copy_(values) for values in given(elems))
+    payload = torch.zeros(codec.wire_bytes(elems), dtype=torch.uint8, device=device)
     payload = payload[: codec.encode_feedback(x, residual, payload, DRAW, LOSS_SCALE)]
-    out = torch.ones(elems, device=place)
+    out = torch.ones(elems, device=device)
     codec.decode_add(payload, out, WEIGHT, DRAW)
-    return Left(payload.cpu(), residual.cpu(), out.cpu())
+    return Result(payload.cpu(), residual.cpu(), out.cpu())
 
 
-def check(codec: Codec, ours: Left, due: Left) -> None:
+def check(codec: Codec, ours: Result, due: Result) -> None:
     """Assert that a GPU has left what the CPU has, to the bit.
 
     SIDCo's logarithm may round otherwise there, and so may a threshold: then elements that are as
@@ -97,20 +97,20 @@ def check(codec: Codec, ours: Left, due: Left) -> None:
 
 
 def stepped(
-    compressor: Compressor, shape: tuple[int, int], place: torch.device
+    compressor: Compressor, shape: tuple[int, int], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Have two ranks do two steps in a place; return means and state."""
+    """Have two ranks do two steps on a device; return means and state."""
     parameter = ParameterInfo(0, "w", shape)
-    world = LoopbackWorld(2, [parameter], compressor, unit_bytes=1 << 30, device=place)
+    world = LoopbackWorld(2, [parameter], compressor, unit_bytes=1 << 30, device=device)
     found = {}
     for step in range(2):
         noise = [torch.randn(shape, generator=generator(2 * step + rank)) for rank in range(2)]
-        ranks = [{"w": torch.zeros(shape, device=place).copy_(values)} for values in noise]
+        ranks = [{"w": torch.zeros(shape, device=device).copy_(values)} for values in noise]
         for rank, mean in enumerate(world.step(ranks)):
             found[f"mean of step {step}, rank {rank}"] = mean["w"]
     for rank, state in enumerate(world.states):
         found |= {f"{name}, rank {rank}": vector for name, vector in state.vectors.items()}
-    if place.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.synchronize()
     return {name: vector.cpu() for name, vector in found.items()}
 
@@ -126,7 +126,7 @@ def check_steps(found: dict[str, torch.Tensor], due: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize("name", ALL)
 def test_payloads_residuals_and_results_are_those_of_the_cpu(name: str) -> None:
     codec = codec_of(name)
-    check(codec, left(codec, ELEMS, GPU), left(codec, ELEMS, CPU))
+    check(codec, result_of(codec, ELEMS, GPU), result_of(codec, ELEMS, CPU))
 
 
 @on_a_gpu
@@ -141,8 +141,8 @@ def test_means_and_state_of_steps_are_those_of_the_cpu(name: str) -> None:
 def test_codecs_are_compared_on_an_emulated_gpu(name: str) -> None:
     codec = codec_of(name)
     with emulated_torch():
-        ours = left(codec, FEW_ELEMS, DEVICE)
-    check(codec, ours, left(codec, FEW_ELEMS, CPU))
+        ours = result_of(codec, FEW_ELEMS, DEVICE)
+    check(codec, ours, result_of(codec, FEW_ELEMS, CPU))
 
 
 @emulated
@@ -165,9 +165,9 @@ def test_what_a_gpu_does_not_do_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(StreamedEmulated, "launch", launched)
     codec, compressor = codec_of("onebit"), by_default("powersgd")
     with emulated_torch():
-        ours, steps = left(codec, FEW_ELEMS, DEVICE), stepped(compressor, SMALL_SHAPE, DEVICE)
+        ours, steps = result_of(codec, FEW_ELEMS, DEVICE), stepped(compressor, SMALL_SHAPE, DEVICE)
     with pytest.raises(AssertionError):
-        check(codec, ours, left(codec, FEW_ELEMS, CPU))
+        check(codec, ours, result_of(codec, FEW_ELEMS, CPU))
     with pytest.raises(AssertionError):
         check_steps(steps, stepped(compressor, SMALL_SHAPE, CPU))
 
@@ -177,10 +177,10 @@ def test_thresholds_that_round_otherwise_are_told_from_other_choices() -> None:
     x, residual = (values.numpy() for values in given(FEW_ELEMS))
     sizes = np.sort(np.abs(unscaled(x, residual, LOSS_SCALE)))[::-1]
 
-    def sent_from(threshold: np.float32) -> Left:
+    def sent_from(threshold: np.float32) -> Result:
         fixed = mock.patch.object(sidco, "stage_threshold", return_value=float(threshold))
         with reference(), fixed:
-            return left(codec, FEW_ELEMS, CPU)
+            return result_of(codec, FEW_ELEMS, CPU)
 
     due = sent_from(sizes[30])
     check(codec, due, due)

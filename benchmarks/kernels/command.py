@@ -68,7 +68,7 @@ def kernels(
     sizes, (cases, small) = _sizes(elems, where), _matching(case, where.kind)
     file = json_file or update
     if with_scaling:
-        _require_place(file)
+        _require_file(file)
     bench = Bench(threads=threads, repeats=repeats, device=where)
     carry_out(_Run(bench, cases, small, sizes, with_scaling), shown, json_file, update)
     if with_scaling and file is not None:
@@ -121,7 +121,7 @@ def _matching(pattern: str, kind: str) -> tuple[list[Case], list[LaunchCase]]:
     return cases, [case for case in known_small if fnmatchcase(case.name, pattern)]
 
 
-def _require_place(json_file: Path | None) -> None:
+def _require_file(json_file: Path | None) -> None:
     if json_file is None:
         raise ConfigError("--scaling draws a plot beside the JSON file; say where with --json")
     scaling.require_matplotlib()

@@ -39,13 +39,13 @@ class Operands:
     def __init__(self, elems: int, device: BenchDevice = CPU) -> None:
         self.elems = elems
         self.device = device
-        place = self.device.kind
-        self._long = gaussian(elems + (_WINDOWS - 1) * _MOVE_ELEMS).to(place)
+        torch_device = self.device.kind
+        self._long = gaussian(elems + (_WINDOWS - 1) * _MOVE_ELEMS).to(torch_device)
         self.gradient = self._copied = self._long[:elems]
-        self.residual = torch.zeros(elems, device=place)
-        self.out = torch.zeros(elems, device=place)
-        self._payload = torch.zeros(0, dtype=torch.uint8, device=place)
-        self._updated = torch.zeros(elems, device=place)
+        self.residual = torch.zeros(elems, device=torch_device)
+        self.out = torch.zeros(elems, device=torch_device)
+        self._payload = torch.zeros(0, dtype=torch.uint8, device=torch_device)
+        self._updated = torch.zeros(elems, device=torch_device)
 
     def of(self, dtype: torch.dtype) -> Operands:
         """Return operands whose gradients have another dtype; all else is shared."""

@@ -36,14 +36,14 @@ def _narrow(each: int) -> Any:
         def row(at: Any, lanes: int) -> None:
             joined = words.read(at, lanes)
             for plane in range(1, each):
-                place = builder.add(at, builder.mul(narrow.size, at.type(plane)))
-                joined = joined | (words.read(place, lanes) << plane * (8 // each))
+                index = builder.add(at, builder.mul(narrow.size, at.type(plane)))
+                joined = joined | (words.read(index, lanes) << plane * (8 // each))
             narrow.write(at, joined)
 
         position = builder.add(arguments[4], arguments[4].type(NEAR))
         for first in range(0, _ROW, each * LINE_BYTES):
-            place = builder.add(position, position.type(first))
-            target.hint(builder.udiv(place, place.type(each)))
+            index = builder.add(position, position.type(first))
+            target.hint(builder.udiv(index, index.type(each)))
         hints = Hints(builder, (source,), position, lines=each, far=FAR)
         for_rows(builder, narrow.size, row, hints)
         return context.get_dummy_value()

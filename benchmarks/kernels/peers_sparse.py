@@ -1,7 +1,7 @@
 """Peers of sparsifiers: selection in plain torch and NumPy operations, as GRACE does it.
 
 Each chooses what to send of the gradient and the residual; what was not sent is the new residual.
-The bare calls `torch.topk` and `numpy.argpartition` only find the places, and are given the
+The bare calls `torch.topk` and `numpy.argpartition` only find the indices, and are given the
 magnitudes' array for nothing else to do.
 """
 
@@ -116,8 +116,8 @@ def dgc_feedback(density: float) -> TorchPeer:
 
         def choose(p: torch.Tensor) -> torch.Tensor:
             magnitude = p.abs()
-            places = torch.randint(0, elems, (sampled,), device=p.device, generator=random)
-            sample = magnitude[places]
+            drawn = torch.randint(0, elems, (sampled,), device=p.device, generator=random)
+            sample = magnitude[drawn]
             threshold = torch.topk(sample, _kept(density, sampled)).values.min().item()
             return _about(magnitude, threshold, density * elems)
 
@@ -127,7 +127,7 @@ def dgc_feedback(density: float) -> TorchPeer:
 
 
 def _about(magnitude: torch.Tensor, threshold: float, wanted: float) -> torch.Tensor:
-    """Return the places above a threshold that leaves 0.8 to 1.3 times what is wanted."""
+    """Return the indices above a threshold that leaves 0.8 to 1.3 times what is wanted."""
     for _ in range(_DGC_ADJUSTMENTS):
         mask = magnitude >= threshold
         found = int(mask.sum())

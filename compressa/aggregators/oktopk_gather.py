@@ -116,9 +116,9 @@ def _estimated(state: ScopeState, counts: list[int]) -> tuple[float, list[int]]:
         return 0.0, counts  # there are more, of which nobody has been told
     if not total:
         return 0.0, counts
-    place = max(total - kept, 0)
-    every.partition(place)
-    threshold = float(every[place])
+    index = max(total - kept, 0)
+    every.partition(index)
+    threshold = float(every[index])
     return threshold, [int(np.count_nonzero(own >= np.float32(threshold))) for own in told]
 
 

@@ -55,7 +55,7 @@ class ScopePayload:
         exact: Whether a payload always has as many.
         starts: Byte at which each scope's bytes begin, or the most that this can be.
         residuals: By scope; None for each without feedback.
-        listed: Whether the codec takes several scopes in one call, where values allow it.
+        takes_multi_tensor: Whether the codec takes several scopes in one call, if values allow it.
         quick: Whether to encode a payload, and to decode those of all ranks, takes less time than
             handing that to another thread.
 
@@ -88,12 +88,12 @@ class ScopePayload:
         self._feedback = feedback
         self._lengths_tell_all = self.exact and codec.check_content is None
         self._multi_tensor: MultiTensor | None = None
-        self.listed = codec.fused.encoder is not None
-        if codec.fused.lists_on_gpus:
-            self.listed = world.device.type != "cpu"
+        self.takes_multi_tensor = codec.fused.encoder is not None
+        if codec.fused.multi_tensor_only_on_gpus:
+            self.takes_multi_tensor = world.device.type != "cpu"
         sizes = (lead + aligned(size) for size in self._sizes)
         *self.starts, end = accumulate(sizes, initial=HEADER_BYTES)
-        if self.scopes and self.listed:
+        if self.scopes and self.takes_multi_tensor:
             given = codec, self.scopes, self.starts, end, world.state, feedback
             self._multi_tensor = MultiTensor(*given)
         few = len(self.scopes) <= _QUICK_SCOPES and self.elems * world.size <= _QUICK_ELEMS

@@ -51,11 +51,11 @@ class ShardPayloads:
         self._memory, self.buffers = zeros_side_by_side(sizes, world.device)
         self._codec, self._world, self._feedback = codec, world, feedback
         others = [self.payloads[peer] for peer in world.peers]
-        self._listed = len(others) > 1 and all(
-            payload.listed and payload.exact for payload in others if payload.scopes
+        self._takes_multi_tensor = len(others) > 1 and all(
+            payload.takes_multi_tensor and payload.exact for payload in others if payload.scopes
         )
         firsts, end = side_by_side(sizes)
-        self._given = self._list(world.peers, [firsts[peer] for peer in world.peers], end)
+        self._given = self._multi_tensor(world.peers, [firsts[peer] for peer in world.peers], end)
         self._shared: dict[tuple[int, ...], tuple[list[int], MultiTensor | None]] = {}
 
     def encode(self, gradients: Sequence[torch.Tensor], context: StepContext) -> list[torch.Tensor]:
@@ -93,9 +93,9 @@ class ShardPayloads:
             context: The step.
         """
         owners, payloads = tuple(means), list(means.values())
-        firsts, listed = self._shared_by(owners)
-        if listed is not None and _lie_there(payloads, firsts):
-            decoder = listed.decoder(gradients)
+        firsts, multi_tensor = self._shared_by(owners)
+        if multi_tensor is not None and _lie_there(payloads, firsts):
+            decoder = multi_tensor.decoder(gradients)
             if decoder is not None:
                 end = firsts[-1] + payloads[-1].numel()
                 decoder.decode(payloads[0].as_strided((end,), (1,)))
@@ -108,17 +108,17 @@ class ShardPayloads:
         if owners not in self._shared:
             sizes = [self.payloads[owner].wire_bytes for owner in owners]
             firsts, _ = side_by_side(sizes)
-            listed = self._list(owners, firsts, firsts[-1] + sizes[-1])
-            self._shared[owners] = firsts, listed
+            multi_tensor = self._multi_tensor(owners, firsts, firsts[-1] + sizes[-1])
+            self._shared[owners] = firsts, multi_tensor
         return self._shared[owners]
 
-    def _list(
+    def _multi_tensor(
         self, owners: Sequence[int], firsts: Sequence[int], size_bytes: int
     ) -> MultiTensor | None:
         """What takes the scopes of several shards, whose payloads begin at these bytes."""
         shards = [(first, self.payloads[r]) for r, first in zip(owners, firsts, strict=True)]
         scopes = [scope for _, payload in shards for scope in payload.scopes]
-        if not scopes or not self._listed:
+        if not scopes or not self._takes_multi_tensor:
             return None
         starts = [first + start for first, payload in shards for start in payload.starts]
         state = self._world.state

@@ -57,7 +57,7 @@ class Entries(NamedTuple):
         return self.indices.size
 
     def part(self, start: int, stop: int) -> Entries:
-        """Return the elements from one place in the list to another, in the same memory.
+        """Return the elements from one index in the list to another, in the same memory.
 
         Args:
             start: The first.
@@ -66,14 +66,14 @@ class Entries(NamedTuple):
         return Entries(self.indices[start:stop], self.values[start:stop])
 
     def put(self, start: int, others: Entries) -> int:
-        """Copy others to a place in this list, which they may overlap.
+        """Copy others to an index of this list, which they may overlap.
 
         Args:
-            start: The place of the first.
+            start: The index of the first.
             others: All of them must fit.
 
         Returns:
-            One past the place of the last.
+            One past the index of the last.
         """
         stop = start + others.elems
         self.indices[start:stop], self.values[start:stop] = others

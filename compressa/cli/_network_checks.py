@@ -107,9 +107,9 @@ def chosen(known: list[Interface]) -> Finding:
 def _host_name() -> Finding:
     name = socket.gethostname()
     try:
-        places = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         advice = f"add a line for {name} to /etc/hosts, or set {_CHOSEN_BY}"
         return noted("host name", f"{name} stands for no address ({error})", advice)
-    addresses = dict.fromkeys(str(place[4][0]) for place in places)
+    addresses = dict.fromkeys(str(answer[4][0]) for answer in answers)
     return Finding("host name", f"{name} stands for {', '.join(addresses)}")

@@ -29,14 +29,14 @@ class Question(NamedTuple):
     Attributes:
         link: A rate, or the file of a measured link.
         ranks: How many.
-        place: The model's module and callable, if it was given by them.
+        factory: The model's module and callable, if it was given by them.
         model: What is known of it.
         compute_ms: What a step takes to compute; 0 if that is not known.
     """
 
     link: str
     ranks: int
-    place: str | None
+    factory: str | None
     model: Model
     compute_ms: float
 
@@ -85,10 +85,10 @@ def _head(chosen: Recommendation, question: Question, out: Path) -> Iterator[str
 
 def _command(chosen: Recommendation, question: Question) -> str:
     words = ["compressa", "init", "--link", question.link, "--ranks", str(question.ranks)]
-    if question.place is None:
+    if question.factory is None:
         words += ["--parameters", str(question.model.elems)]
     else:
-        words += ["--model", question.place]
+        words += ["--model", question.factory]
     words += ["--accuracy", chosen.level]
     if question.compute_ms:
         words += ["--compute-ms", f"{question.compute_ms:g}"]

@@ -93,7 +93,7 @@ def schema() -> None:
     typer.echo(json.dumps(config_schema(), indent=2))
 
 
-def build_model(place: str) -> nn.Module:
+def build_model(factory: str) -> nn.Module:
     """Return the model that `module:callable` makes.
 
     Raises:
@@ -101,20 +101,22 @@ def build_model(place: str) -> nn.Module:
     """
     from torch import nn
 
-    module_name, _, attribute = place.partition(":")
+    module_name, _, attribute = factory.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f'--model must be "module:callable", such as mynet:build, not "{place}"')
+        raise ConfigError(
+            f'--model must be "module:callable", such as mynet:build, not "{factory}"'
+        )
     # As `python -m` does: models mostly live beside the configuration.
     sys.path.insert(0, "")
     try:
         made: Any = getattr(importlib.import_module(module_name), attribute)()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"--model {place}: could not make the model: {reason}") from error
+        raise ConfigError(f"--model {factory}: could not make the model: {reason}") from error
     finally:
         sys.path.remove("")
     if not isinstance(made, nn.Module):
-        raise ConfigError(f"--model {place}: returned {type(made).__name__}, not an nn.Module")
+        raise ConfigError(f"--model {factory}: returned {type(made).__name__}, not an nn.Module")
     return made
 
 

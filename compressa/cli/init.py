@@ -134,16 +134,16 @@ def _costs(link: str) -> Costs:
     return Costs(Link(_LATENCY_S + spec.delay_s, byte_s, _ADD_S))
 
 
-def _model(parameters: str | None, place: str | None) -> Model:
+def _model(parameters: str | None, factory: str | None) -> Model:
     from compressa.recommend import Model
 
-    if parameters is not None and place is not None:
+    if parameters is not None and factory is not None:
         raise ConfigError("--parameters and --model: give one of them")
-    if place is not None:
+    if factory is not None:
         from compressa.cli.config import build_model
         from compressa.config import parameter_infos
 
-        return Model.of(parameter_infos(build_model(place)))
+        return Model.of(parameter_infos(build_model(factory)))
     match = _COUNT.fullmatch(parameters or "")
     elems = round(float(match[1]) * _THOUSANDS[match[2].lower()]) if match else 0
     if not 1 <= elems <= 1 << 53:

@@ -201,11 +201,11 @@ def _write_traces(results: Sequence[Simulated], path: Path) -> None:
     from compressa.tracing import write
 
     for one in results:
-        place = path.with_name(f"{path.stem}-{one.policy}{path.suffix or '.json'}")
+        file = path.with_name(f"{path.stem}-{one.policy}{path.suffix or '.json'}")
         try:
-            write(one.trace, place)
+            write(one.trace, file)
         except OSError as error:
-            raise ConfigError(f"--trace: {place}: cannot be written: {error.strerror}") from error
+            raise ConfigError(f"--trace: {file}: cannot be written: {error.strerror}") from error
 
 
 def _bits_per_s(text: str) -> float:

@@ -123,7 +123,7 @@ class BoundedSparse(Codec):
             splits_feedback=self.splits_feedback,
             encoder=partial(CountedEncoder, self),
             decoder=lambda items, payload_bytes: CountedDecoder(self, items),
-            lists_on_gpus=True,
+            multi_tensor_only_on_gpus=True,
         )
 
     def _encode(

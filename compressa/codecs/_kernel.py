@@ -131,16 +131,16 @@ class KernelCodec(Codec):
     @cached_property
     def fused(self) -> Fused:
         """What there are kernels for."""
-        listed = self.recorded or self.block_form is not None
+        takes_several = self.recorded or self.block_form is not None
         return Fused(
             encode_feedback=self._encode_feedback,
             decode=self._decode,
             decode_sum=None if self.dequantize_sum is None else self._decode_sum,
-            encoder=self._encoder if listed else None,
-            decoder=self._decoder if listed else None,
+            encoder=self._encoder if takes_several else None,
+            decoder=self._decoder if takes_several else None,
             averager=None if self.block_form is None else self._averager,
             ways=self._ways() if self.recorded else None,
-            lists_on_gpus=self.recorded,
+            multi_tensor_only_on_gpus=self.recorded,
         )
 
     def split(self, payload: torch.Tensor, elems: int) -> Parts:

@@ -178,7 +178,7 @@ class Fused:
         decoder: (items, payload_bytes) -> what decodes payloads of so many bytes to these scopes in
             one call; None if each goes by itself. Only for a codec whose decoding takes no draw.
         ways: Its core on arrays of a GPU; None if it does anything else there than launch kernels.
-        lists_on_gpus: Whether `encoder` and `decoder` are for scopes on a GPU alone.
+        multi_tensor_only_on_gpus: Whether `encoder` and `decoder` are for scopes on a GPU alone.
     """
 
     encode_feedback: (
@@ -193,7 +193,7 @@ class Fused:
     encoder: Callable[[Sequence[Item], torch.Tensor], Encoder | None] | None = None
     decoder: Callable[[Sequence[Item], int], Decoder | None] | None = None
     ways: Ways | None = None
-    lists_on_gpus: bool = False
+    multi_tensor_only_on_gpus: bool = False
 
 
 NOTHING_FUSED = Fused()

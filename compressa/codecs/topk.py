@@ -116,7 +116,7 @@ class TopK(Codec):
             encoder=self._encoder,
             decoder=self._decoder,
             ways=self._ways,
-            lists_on_gpus=True,
+            multi_tensor_only_on_gpus=True,
         )
 
     def _select(

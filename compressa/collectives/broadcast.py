@@ -106,15 +106,15 @@ def k_nomial(k: int) -> BroadcastAlgorithm:
     )
 
 
-def multi_source(rounds: int) -> BroadcastAlgorithm:
+def multi_source(laps: int) -> BroadcastAlgorithm:
     """Return the algorithm from all sources to all others at once.
 
     Args:
-        rounds: How often each source feeds chunks in; at least 1.
+        laps: How often each source feeds chunks in; at least 1.
     """
     return BroadcastAlgorithm(
-        partial(broadcast_multi_source.broadcast, rounds=rounds),
-        partial(broadcast_multi_source.stages, rounds=rounds),
+        partial(broadcast_multi_source.broadcast, laps=laps),
+        partial(broadcast_multi_source.stages, laps=laps),
     )
 
 
@@ -128,15 +128,15 @@ def _fitted_ring(size_bytes: int, ranks: int, sources: int, link: Link) -> Broad
     return ring(broadcast_ring.best_chunks(size_bytes, -(-ranks // sources), link))
 
 
-def _fitted_rounds(size_bytes: int, ranks: int, sources: int, link: Link) -> BroadcastAlgorithm:
-    return multi_source(broadcast_multi_source.best_rounds(size_bytes, ranks, sources, link))
+def _fitted_laps(size_bytes: int, ranks: int, sources: int, link: Link) -> BroadcastAlgorithm:
+    return multi_source(broadcast_multi_source.best_laps(size_bytes, ranks, sources, link))
 
 
 BROADCASTS: dict[str, Fitted] = {
     "ring": _fitted_ring,
     "k_nomial": lambda *_: k_nomial(2),
     "scatter": lambda *_: SCATTER,
-    "multi_source": _fitted_rounds,
+    "multi_source": _fitted_laps,
 }
 """By the name in a configuration."""
 

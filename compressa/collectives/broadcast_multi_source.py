@@ -7,7 +7,7 @@ and from the first hops on all are busy. Where a ring of one source takes R-1 ho
 takes L-1, with R receivers and L = ceil(R/S) of them between two of S sources; the floor, m b, is
 reached where there are as many sources as receivers.
 
-The bytes go round in G rounds of R chunks each, c = m / (G R). More rounds fill the ring faster;
+The bytes go round in G laps of R chunks each, c = m / (G R). More laps fill the ring faster;
 before a source begins another, the rank that it takes turns with says so in a message of one byte.
 Cost: (G R + L-1) (a + c b) + (G-1) (a + b), the last only where S > 1. With more sources than
 receivers, some have nothing to do.
@@ -33,22 +33,22 @@ class _Ring(NamedTuple):
     Attributes:
         receivers: How many.
         entries: For each source, which receiver it feeds.
-        rounds: How often each source feeds chunks in.
+        laps: How often each source feeds chunks in.
     """
 
     receivers: int
     entries: Sequence[int]
-    rounds: int
+    laps: int
 
     @classmethod
-    def of(cls, ranks: int, sources: int, rounds: int) -> _Ring:
+    def of(cls, ranks: int, sources: int, laps: int) -> _Ring:
         receivers = ranks - sources
         feeding = min(receivers, sources)
-        return cls(receivers, [receivers * i // feeding for i in range(feeding)], rounds)
+        return cls(receivers, [receivers * i // feeding for i in range(feeding)], laps)
 
     @property
     def lengths(self) -> list[int]:
-        """For each source, how many chunks it feeds in a round: from the entry before to its own.
+        """For each source, how many chunks it feeds in a lap: from the entry before to its own.
 
         So many hops pass before the first chunk of another source comes along.
         """
@@ -57,7 +57,7 @@ class _Ring(NamedTuple):
 
     @property
     def hops(self) -> int:
-        return self.rounds * self.receivers + max(self.lengths) - 1 if self.entries else 0
+        return self.laps * self.receivers + max(self.lengths) - 1 if self.entries else 0
 
     def heard(self, receiver: int, hop: int) -> tuple[int, int] | None:
         """What a receiver hears in a hop: number of the chunk, and of its source.
@@ -67,20 +67,20 @@ class _Ring(NamedTuple):
         first = 0
         for source, (entry, length) in enumerate(zip(self.entries, self.lengths, strict=True)):
             distance = (receiver - entry) % self.receivers
-            past, turn = divmod(hop - distance, self.receivers)
-            if 0 <= past < self.rounds and turn < length:
-                return past * self.receivers + first + turn, -1 if distance else source
+            past, phase = divmod(hop - distance, self.receivers)
+            if 0 <= past < self.laps and phase < length:
+                return past * self.receivers + first + phase, -1 if distance else source
             first += length
         return None
 
     def hands_over(self, hop: int) -> bool:
-        """Whether it is the last hop of a round that another one follows."""
-        past, turn = divmod(hop + 1, self.receivers)
-        return len(self.entries) > 1 and not turn and past < self.rounds
+        """Whether it is the last hop of a lap that another one follows."""
+        past, phase = divmod(hop + 1, self.receivers)
+        return len(self.entries) > 1 and not phase and past < self.laps
 
 
 def broadcast(
-    data: torch.Tensor, group: RankGroup, sources: Sequence[int], rounds: int
+    data: torch.Tensor, group: RankGroup, sources: Sequence[int], laps: int
 ) -> Program[None]:
     """Bring the sources' bytes to all of the group.
 
@@ -88,15 +88,15 @@ def broadcast(
         data: 1-D uint8, as long on every rank; overwritten where this rank is no source.
         group: Who takes part.
         sources: Their indices in the group.
-        rounds: G, 1 at least.
+        laps: G, 1 at least.
 
     Raises:
         ValueError: The sources are not different members.
     """
     check_sources(group, sources)
     receivers = [index for index in range(group.size) if index not in sources]
-    ring = _Ring.of(group.size, len(sources), rounds)
-    parts = cut(data, max(1, rounds * len(receivers)))
+    ring = _Ring.of(group.size, len(sources), laps)
+    parts = cut(data, max(1, laps * len(receivers)))
     ranks = [group.at(index) for index in receivers]
     feeding = [group.at(index) for index in sources[: len(ring.entries)]]
     if group.index in receivers:
@@ -146,23 +146,23 @@ def _feed(
         yield outgoing, {ranks[entry - 1]: go} if feeds and ring.hands_over(hop) else {}
 
 
-def stages(size_bytes: int, ranks: int, sources: int, rounds: int) -> list[Stage]:
+def stages(size_bytes: int, ranks: int, sources: int, laps: int) -> list[Stage]:
     """Return what each hop of a broadcast costs, in their order; none if all ranks are sources.
 
     Args:
         size_bytes: Of what is brought.
         ranks: How many hold it in the end, the sources included.
         sources: How many of them hold it before, 1 at least.
-        rounds: G, 1 at least.
+        laps: G, 1 at least.
     """
-    ring = _Ring.of(ranks, sources, rounds)
-    chunk = size_bytes / max(1, rounds * ring.receivers)
+    ring = _Ring.of(ranks, sources, laps)
+    chunk = size_bytes / max(1, laps * ring.receivers)
     plain, last = Stage(1, chunk), Stage(2, chunk + 1)
     return [last if ring.hands_over(hop) else plain for hop in range(ring.hops)]
 
 
-def best_rounds(size_bytes: int, ranks: int, sources: int, link: Link) -> int:
-    """Return how many rounds cost least.
+def best_laps(size_bytes: int, ranks: int, sources: int, link: Link) -> int:
+    """Return how many laps cost least.
 
     Args:
         size_bytes: Of what is brought.

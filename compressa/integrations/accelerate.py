@@ -43,12 +43,12 @@ def register(accelerator: Accelerator, model: nn.Module, config: Source) -> Hand
         "torchrun), without FSDP, DeepSpeed or Megatron",
     )
     handle = register_comm_hook(model, config, scaler=accelerator.scaler)
-    place = partial(_folder, model)
+    folder_of = partial(_folder, model)
     accelerator.register_save_state_pre_hook(
-        lambda models, _, folder: residuals.save(handle, place(models, folder))
+        lambda models, _, folder: residuals.save(handle, folder_of(models, folder))
     )
     accelerator.register_load_state_pre_hook(
-        lambda models, folder: residuals.load(handle, place(accelerator._models, folder))
+        lambda models, folder: residuals.load(handle, folder_of(accelerator._models, folder))
     )
     return handle
 

@@ -7,7 +7,7 @@ of its own. So with feedback on both sides
     sum_t out_t + (1/P) sum_i e_i + e = (1/P) sum_t sum_i g_i
 
 and what a pull brings is the same for all workers, since they decode the same bytes. The random
-bits of a payload depend on the worker, the step and the place in the key alone: neither on which
+bits of a payload depend on the worker, the step and the index in the key alone: neither on which
 rank serves it, nor, where a codec works in blocks, on how many servers there are.
 """
 

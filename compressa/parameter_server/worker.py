@@ -55,7 +55,7 @@ class Worker:
         self._times = [ServerTime(rank, job.deadline_s) for rank in job.placement.servers]
         self._views = [vector.clone() for vector in values]
         self._clients = [self._client(shard) for shard in job.table.shards]
-        self._by_key = [self._in_turn(shards) for shards in job.table.by_key]
+        self._by_key = [self._interleaved(shards) for shards in job.table.by_key]
         self._kept = [job.table.keys_of(number) for number in range(len(job.placement.servers))]
         window = Window if job.consistency is None else Updates
         self._windows = [window(key.name, job.first_step) for key in job.table.parameters]
@@ -327,7 +327,7 @@ class Worker:
     def _deliver(self, shard: Shard, step: int, payload: torch.Tensor) -> None:
         self._clients[shard.number].deliver(step, payload)
 
-    def _in_turn(self, shards: Sequence[Shard]) -> list[ShardClient]:
+    def _interleaved(self, shards: Sequence[Shard]) -> list[ShardClient]:
         """Return what goes to the servers of a key; each worker begins with another one.
 
         All of them get their first shard before one gets its second: so all have something to sum.

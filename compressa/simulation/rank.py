@@ -93,7 +93,7 @@ class SimulatedRank:
         self._pace = 1.0
         self._unfinished: set[int] = set()
         self._waiting: Waiting | None = None
-        self._waits_since_s = 0.0
+        self._blocked_since_s = 0.0
         self._received: dict[Task, int] = {}
         self._driver = Driver(
             transport, self._compute, partial(clock.at, 0.0), self._now_s, math.inf
@@ -167,9 +167,9 @@ class SimulatedRank:
         waiting = self._waiting
         if waiting is not None and waiting.unit == index:
             self._waiting = None
-            self.waited_s[-1] += self._clock.now_s - self._waits_since_s
+            self.waited_s[-1] += self._clock.now_s - self._blocked_since_s
             if self._spans is not None:
-                step, since_s = len(self.begun_s) - 1, self._waits_since_s
+                step, since_s = len(self.begun_s) - 1, self._blocked_since_s
                 self._spans.waited(step, waiting.name, since_s, self._clock.now_s)
             self._go_on()
 
@@ -182,7 +182,7 @@ class SimulatedRank:
                     self._clock.at(ended_s, self._go_on)
                     return
             elif act.unit in self._unfinished:
-                self._waiting, self._waits_since_s = act, self._clock.now_s
+                self._waiting, self._blocked_since_s = act, self._clock.now_s
                 return
 
     def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:

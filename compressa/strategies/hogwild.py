@@ -69,7 +69,7 @@ def _shared(model: nn.Module) -> Mapping[str, torch.Tensor]:
     return {n: p for n, p in model.named_parameters() if p.numel()} | statistics_of(model)
 
 
-def _places(model: nn.Module) -> Iterator[tuple[torch.Tensor, int, int]]:
+def _areas(model: nn.Module) -> Iterator[tuple[torch.Tensor, int, int]]:
     """Yield each tensor that is shared, where it begins, and where the next one may."""
     end = 0
     for tensor in _shared(model).values():
@@ -86,9 +86,9 @@ def _share(model: nn.Module, handle: Handle) -> None:
         StateError: A rank can not map it; on every rank.
     """
     session = handle.engine.session
-    memory = _mapped(session, max(end for _, _, end in _places(model)))
+    memory = _mapped(session, max(end for _, _, end in _areas(model)))
     with torch.no_grad():
-        for tensor, begin, _ in _places(model):
+        for tensor, begin, _ in _areas(model):
             length = tensor.numel() * tensor.element_size()
             mapped = memory[begin : begin + length].view(as_real(tensor.detach()).dtype)
             if tensor.is_complex():

@@ -118,11 +118,11 @@ def check_nonfinite(codec: Codec, elems: int) -> None:
         AssertionError: It is lost on the way, or stays in the residual.
     """
     for value in (torch.nan, torch.inf, -torch.inf):
-        for place in {0, elems // 2, elems - 1}:
-            x = torch.randn(elems, generator=generator(place))
-            x[place] = value
-            residual = torch.randn(elems, generator=generator(place + 1))
-            _check_overflow(codec, x, residual, f"{value} at {place} of {elems}")
+        for index in {0, elems // 2, elems - 1}:
+            x = torch.randn(elems, generator=generator(index))
+            x[index] = value
+            residual = torch.randn(elems, generator=generator(index + 1))
+            _check_overflow(codec, x, residual, f"{value} at {index} of {elems}")
     # Each summand is finite, the sum is not.
     huge = torch.full((elems,), 3e38)
     _check_overflow(codec, huge, huge.clone(), f"an overflowing sum of {elems} elements")

@@ -3,7 +3,7 @@
 Bits are flipped, bytes and words set to values that hurt (counts that are too large by one or by
 far, NaN and infinite scales), fronts and ends cut off or drawn out, two payloads spliced, parts
 repeated, everything zero, one or random. Fields of headers and lengths get more than their share:
-every second place lies in the first or last bytes.
+every second index lies in the first or last bytes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Mutator:
             self._write(room, self._word(length), _FLOAT_WORDS[self.below(len(_FLOAT_WORDS))])
         return length
 
-    def _place(self, length: int) -> int:
+    def _index(self, length: int) -> int:
         edge = min(length, _EDGE_BYTES)
         near = self.below(4)
         if near == 0:
@@ -104,12 +104,12 @@ class Mutator:
 
     def _flip_bits(self, room: Bytes, length: int, other: Bytes) -> int:
         for _ in range(1 + self.below(6) if length else 0):
-            room[self._place(length)] ^= 1 << self.below(8)
+            room[self._index(length)] ^= 1 << self.below(8)
         return length
 
     def _set_bytes(self, room: Bytes, length: int, other: Bytes) -> int:
         for _ in range(1 + self.below(4) if length else 0):
-            room[self._place(length)] = (0, 1, 0x7F, 0x80, 0xFF, self.below(256))[self.below(6)]
+            room[self._index(length)] = (0, 1, 0x7F, 0x80, 0xFF, self.below(256))[self.below(6)]
         return length
 
     def _shift_word(self, room: Bytes, length: int, other: Bytes) -> int:
@@ -122,8 +122,8 @@ class Mutator:
     def _repeat(self, room: Bytes, length: int, other: Bytes) -> int:
         if length:
             size = 1 + self.below(min(length, 8))
-            source, place = self.below(length - size + 1), self.below(length - size + 1)
-            room[place : place + size] = room[source : source + size].copy()
+            source, target = self.below(length - size + 1), self.below(length - size + 1)
+            room[target : target + size] = room[source : source + size].copy()
         return length
 
     def _splice(self, room: Bytes, length: int, other: Bytes) -> int:
@@ -157,7 +157,7 @@ class Mutator:
         """Where a word begins: mostly on a multiple of 4, and often at the front."""
         if self.below(6) == 0:
             return 0
-        at = min(self._place(length), length - 4)
+        at = min(self._index(length), length - 4)
         return at // 4 * 4 if self.below(4) else at
 
     @staticmethod

@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 
 _TICKS_PER_US = 8
 _ERA_S = 1 << 22  # times are counted from a multiple of it: in nanoseconds they fit into a double
-_MOST_LANES = 10_000
+_MOST_ROWS = 10_000
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -76,11 +76,11 @@ def _events(trace: Trace, offset_s: float) -> Iterator[dict[str, Any]]:
     for index, stage in enumerate(STAGES):
         placed = [_Placed(us(s.started_s), us(s.ended_s), s) for s in trace.spans if s[0] == stage]
         known = 0
-        for lane, (began_us, ended_us, span) in _in_lanes(placed):
-            tid = 1 + index * _MOST_LANES + lane
-            if lane == known:
+        for row, (began_us, ended_us, span) in _in_rows(placed):
+            tid = 1 + index * _MOST_ROWS + row
+            if row == known:
                 known += 1
-                yield from _track(pid, tid, f"{stage} {known}" if lane else stage)
+                yield from _track(pid, tid, f"{stage} {known}" if row else stage)
             what = {"ph": "X", "cat": stage, "name": span.name, "pid": pid, "tid": tid}
             args = _args(span)
             if span.sent_s is not None:
@@ -100,16 +100,16 @@ class _Placed(NamedTuple):
     span: Span
 
 
-def _in_lanes(spans: Iterable[_Placed]) -> Iterator[tuple[int, _Placed]]:
-    """Put each span onto the first lane that is free, so that no two on a lane overlap."""
+def _in_rows(spans: Iterable[_Placed]) -> Iterator[tuple[int, _Placed]]:
+    """Put each span onto the first row that is free, so that no two on a row overlap."""
     free: list[int] = []
     taken: list[tuple[float, int]] = []  # until when
     for placed in sorted(spans, key=lambda placed: placed[:2]):
         while taken and taken[0][0] <= placed.began_us:
             heapq.heappush(free, heapq.heappop(taken)[1])
-        lane = heapq.heappop(free) if free else len(taken)
-        heapq.heappush(taken, (placed.ended_us, lane))
-        yield lane, placed
+        row = heapq.heappop(free) if free else len(taken)
+        heapq.heappush(taken, (placed.ended_us, row))
+        yield row, placed
 
 
 def _args(span: Span) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from compressa.transports.settings import Settings, tune
 
 _STAGING_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
-_TURN_BYTES = 1 << 20  # then the other peers have their turn
+_READ_BYTES = 1 << 20  # at a time; then the other peers are read from
 _MOST_OFFERED = 16  # frames in one call
 
 
@@ -236,9 +236,9 @@ class Connection:
                 self._failed(error)
 
     def _read(self) -> None:
-        """Take what has come, within this peer's turn."""
-        self.heard_s, turn = time.monotonic(), _TURN_BYTES
-        while turn > 0 and self._reading:
+        """Take what has come, as much as may be read at a time."""
+        self.heard_s, allowed = time.monotonic(), _READ_BYTES
+        while allowed > 0 and self._reading:
             direct = self._frame is not None and not self._staged and not self._deaf
             try:
                 count, room = self._read_on() if direct else self._read_staged()
@@ -247,7 +247,7 @@ class Connection:
             if not count:
                 self._end()
                 return
-            turn -= count
+            allowed -= count
             if not self._deaf:
                 self._sort()
             if count < room:
@@ -281,7 +281,7 @@ class Connection:
         frame = self._frame
         assert frame is not None
         behind = FRAME_HEADER_BYTES if frame.goes_on else _STAGING_BYTES
-        return self._place(), self._staging[:behind]
+        return self._destination(), self._staging[:behind]
 
     def _sort(self) -> None:
         """Bring the staged bytes to where they belong."""
@@ -318,13 +318,13 @@ class Connection:
 
     def _fill_from(self, staged: memoryview) -> int:
         """Copy what has come of the frame's data; return how much it was."""
-        room = self._place()
+        room = self._destination()
         count = min(len(room), len(staged))
         room[:count] = staged[:count]
         self._fill(count)
         return count
 
-    def _place(self) -> memoryview:
+    def _destination(self) -> memoryview:
         """Where the rest of the frame's data belongs."""
         assert self._frame is not None
         return self._inbox.room(self._frame)[self._received :]

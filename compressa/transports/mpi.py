@@ -42,7 +42,7 @@ _SOON_S = 1e-6
 _BUSY_S = 4e-3  # between two looks, while something is under way
 _IDLE_S = 20e-3
 _SHARE = 8
-_TURN = 16  # then the reactor's other clients have theirs
+_MOST_POLLS = 16  # at a time; then the reactor's other clients have theirs
 
 
 class _Slot:
@@ -208,7 +208,7 @@ class MpiTransport(MeshTransport):
         for peer in self._links:
             self.end_link(peer, drop=False)
         while self._owed and time.monotonic() < end_s:
-            if not self._turn() and self._reactor is not None:
+            if not self._poll_all() and self._reactor is not None:
                 self._reactor.poll(_SOON_S)  # for what the pacer holds back
         self._closed = True
         if self._other_sum is not None:
@@ -251,15 +251,15 @@ class MpiTransport(MeshTransport):
         if self._closed or self._reactor is None:
             return
         self._due_s = float("inf")
-        if self._turn():
+        if self._poll_all():
             self._moved_s = time.monotonic()
         quiet_s = time.monotonic() - self._moved_s
         most_s = _BUSY_S if self._requests or self._pending else _IDLE_S
         self._look_in(min(max(quiet_s / _SHARE, _SOON_S), most_s))
 
-    def _turn(self) -> bool:
-        """Do what can be done now, within a turn; return whether there was anything."""
-        for rounds in range(_TURN):
+    def _poll_all(self) -> bool:
+        """Do what can be done now, of so many polls; return whether there was anything."""
+        for rounds in range(_MOST_POLLS):
             while self._reported(self._begin_receive):
                 pass
             if not self._reported(self._requests.poll):

@@ -56,7 +56,7 @@ _SEND_BUFFER_BYTES = 128 << 10  # less than the queue of a link, which drops wha
 _RECEIVE_BUFFER_BYTES = 8 << 20
 _RECEIVE_BUFFER_FORCE = 33  # Linux's SO_RCVBUFFORCE, which Python does not name
 _MULTICAST_ALL = 49  # Linux's IP_MULTICAST_ALL
-_TURN_PACKETS = 64  # then the other sockets have their turn
+_READ_PACKETS = 64  # at a time; then the other sockets are read from
 _MOST_DRAINED = 1 << 16
 _MOST_PACKET_BYTES = 1 << 16
 _LOSS = 0.02  # a share that a burst may lose and the next one go as fast
@@ -264,7 +264,7 @@ class MulticastReceiver(Receiver):
 
     def attach(self, reactor: Reactor) -> None:
         """Have a reactor read what comes, at most 64 packets at a time."""
-        reactor.watch(self._socket, READ, lambda events: self._read(_TURN_PACKETS))
+        reactor.watch(self._socket, READ, lambda events: self._read(_READ_PACKETS))
 
     def detach(self, reactor: Reactor) -> None:
         """Leave the group, and close the socket."""

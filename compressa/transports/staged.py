@@ -211,10 +211,10 @@ class Staged(Transport):
         distinct = {memory[peer]: buffer for peer, buffer in buffers.items()}
         with torch.cuda.stream(self._out):
             copies = {
-                place: _pinned_like(buffer).copy_(buffer, non_blocking=True)
-                for place, buffer in distinct.items()
+                address: _pinned_like(buffer).copy_(buffer, non_blocking=True)
+                for address, buffer in distinct.items()
             }
-        return {peer: copies[place] for peer, place in memory.items()}
+        return {peer: copies[address] for peer, address in memory.items()}
 
     def _send(
         self, key: Key, staged: Exchange, priority: int, done: Done, operation: Operation

@@ -20,7 +20,7 @@ from compressa.collectives.broadcast import (
     multi_source,
     ring,
 )
-from compressa.collectives.broadcast_multi_source import best_rounds
+from compressa.collectives.broadcast_multi_source import best_laps
 from compressa.collectives.broadcast_ring import best_chunks
 from compressa.collectives.cost import Link
 from compressa.collectives.passing import pass_hop
@@ -33,7 +33,7 @@ CASES = {
     "binomial": k_nomial(2),
     "quadrinomial": k_nomial(4),
     "multi_source": multi_source(1),
-    "multi_source_rounds": multi_source(4),
+    "multi_source_laps": multi_source(4),
     "ring_direct": ring(1),
     "ring_pipelined": ring(16),
     "scatter": SCATTER,
@@ -105,8 +105,8 @@ def test_the_best_number_of_chunks_and_rounds_costs_least() -> None:
     size_bytes, ranks, link = 1 << 24, 20, LINK
     for make, best, sources in (
         (ring, best_chunks(size_bytes, ranks, link), 1),
-        (multi_source, best_rounds(size_bytes, ranks, 1, link), 1),
-        (multi_source, best_rounds(size_bytes, ranks, 3, link), 3),
+        (multi_source, best_laps(size_bytes, ranks, 1, link), 1),
+        (multi_source, best_laps(size_bytes, ranks, 3, link), 3),
     ):
         tried = range(1, 2 * best + 2)
         costs = {n: link.time_s(make(n).stages(size_bytes, ranks, sources)) for n in tried}
@@ -117,7 +117,7 @@ def test_free_messages_have_no_best_size() -> None:
     with pytest.raises(ValueError, match="ever smaller"):
         best_chunks(1000, 8, Link(0.0, 1e-6))
     with pytest.raises(ValueError, match="ever smaller"):
-        best_rounds(1000, 8, 2, Link(0.0, 1e-6))
+        best_laps(1000, 8, 2, Link(0.0, 1e-6))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -78,7 +78,7 @@ def trained(tree: Path, codes: list[Path], store: Path) -> list[dict[str, list[s
 def compiling(
     tree: Path, seconds: float, code: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Have another process hold the turn to compile, for so long or until it is killed."""
+    """Have another process hold the lock to compile, for so long or until it is killed."""
     with subprocess.Popen(
         [sys.executable, "-c", TURN.format(seconds)],
         env=environment(tree, code),
@@ -126,7 +126,7 @@ def test_a_host_that_compiles_does_not_eat_the_deadline_of_one_that_has_compiled
     assert ranks[1]["training"] == []
 
 
-def test_whoever_dies_while_it_compiles_leaves_the_turn_to_the_next(tmp_path: Path) -> None:
+def test_whoever_dies_while_it_compiles_leaves_the_lock_to_the_next(tmp_path: Path) -> None:
     with compiling(tmp_path, 600) as first:
         command = [sys.executable, "-c", TURN.format(0)]
         waiting = subprocess.Popen(command, env=environment(tmp_path))
@@ -252,7 +252,7 @@ def test_code_outside_of_the_kernels_is_stale_when_one_that_it_imports_changes(
     assert checksums.with_name("onebit.py") not in _cache.sources_of(loop)
 
 
-def test_who_holds_the_turn_for_too_long_is_not_waited_for(tmp_path: Path) -> None:
+def test_who_holds_the_lock_for_too_long_is_not_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "turn.lock"
     with (
         one_at_a_time(lock),

@@ -158,10 +158,10 @@ def test_what_leaves_is_the_most_urgent_and_waits_for_one_credit_at_most(
     done: list[int] = []
 
     def urgency(number: int) -> tuple[int, float, int]:
-        came_s, place, _ = messages[number]
-        return place, came_s, number
+        came_s, priority, _ = messages[number]
+        return priority, came_s, number
 
-    def carry(peer: int, size: int, left: Any, arrived: Any) -> None:
+    def carry(peer: int, size: int, on_sent: Any, arrived: Any) -> None:
         nonlocal free_s
         number, data = min(waiting, key=urgency), size - FRAME_HEADER_BYTES
         assert data == min(waiting[number], CHUNK_BYTES)
@@ -172,26 +172,26 @@ def test_what_leaves_is_the_most_urgent_and_waits_for_one_credit_at_most(
         began_s.setdefault(number, leaves_s)
         free_s = leaves_s + size / BANDWIDTH
         frames.append((number, clock.now_s, free_s))
-        loopback.carry(0, peer, size, left, arrived)
+        loopback.carry(0, peer, size, on_sent, arrived)
 
     port = Port(carry, CHUNK_BYTES, CREDIT_BYTES)
 
     def send(number: int) -> None:
-        _, place, size = messages[number]
+        _, priority, size = messages[number]
         waiting[number] = size
-        port.send(1, size, (0, place), partial(done.append, number), lambda: None)
+        port.send(1, size, (0, priority), partial(done.append, number), lambda: None)
 
     for number in sorted(range(len(messages)), key=lambda n: (messages[n][0], n)):
         clock.at(messages[number][0], partial(send, number))
     clock.run()
     assert sorted(done) == list(range(len(messages)))
     assert not waiting
-    for number, (came_s, place, _) in enumerate(messages):
+    for number, (came_s, priority, _) in enumerate(messages):
         # Those that are as urgent and came before, or are more urgent, may go first.
         rivals = [
             n
             for n, (time_s, p, _) in enumerate(messages)
-            if n != number and p <= place and time_s <= began_s[number]
+            if n != number and p <= priority and time_s <= began_s[number]
         ]
         if not rivals:
             # The credit is of data; each frame that is on its way, however short, has a header.

@@ -144,9 +144,9 @@ def test_what_is_gathered_leaves_in_fewer_calls_the_most_urgent_first(
 ) -> None:
     bench = benches(connections=1)
     keys = [Key(0, unit, 0) for unit in range(3)]
-    places = [2, 0, 1]
+    priorities = [2, 0, 1]
     bench.near.link.gather()
-    for key, priority in zip(keys, places, strict=True):
+    for key, priority in zip(keys, priorities, strict=True):
         bench.near.send(key, content(key, 100), priority)
     bench.settle()
     assert not bench.near.sent

@@ -69,7 +69,7 @@ class Inquest:
         if complaint is not None:
             self.complaints.setdefault(rank, complaint)
 
-    def turn(self, unreachable: Collection[int]) -> int:
+    def ranks_before(self, unreachable: Collection[int]) -> int:
         """Return how many ranks decide before this one: the lower ones that can be reached."""
         return sum(rank not in unreachable for rank in range(self.rank))
 

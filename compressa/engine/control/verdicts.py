@@ -22,8 +22,8 @@ from compressa.transports.settings import Settings
 from compressa.transports.silence import silent
 
 _ANSWERS_S = 0.45  # for all to answer a complaint
-_TURN_S = 0.15  # longer waits who decides if those before do not
-_MOST_TURNS = 2  # so that all know within a second
+_LATER_S = 0.15  # longer waits who decides if those before do not
+_MOST_BEFORE = 2  # so that all know within a second
 _LONGEST_S = 0.95
 _UNDER_WAY_S = 2.0  # more, while somebody's word may be under way
 _BEFORE_S = 2.5  # what a rank has said of itself since then may still hold
@@ -232,15 +232,15 @@ class Verdicts:
             self._notes.send_all("report", {"activity": own.message()})
             self._consider(self._rank, own, None)
         unreachable = self._unreachable
-        if not inquest.turn(unreachable) and inquest.complete(unreachable):
+        if not inquest.ranks_before(unreachable) and inquest.complete(unreachable):
             self._decide()
 
     def _begin(self) -> Inquest:
-        """Decide in any case, after those whose turn is before."""
+        """Decide in any case, after those that decide before."""
         inquest = Inquest(self._rank, self._channel.size)
-        turns = min(inquest.turn(self._unreachable), _MOST_TURNS)
+        before = min(inquest.ranks_before(self._unreachable), _MOST_BEFORE)
         self._latest_s = time.monotonic() + _LONGEST_S + _UNDER_WAY_S
-        self._decide_in(_ANSWERS_S + turns * _TURN_S, self._decide_unless_nameless)
+        self._decide_in(_ANSWERS_S + before * _LATER_S, self._decide_unless_nameless)
         return inquest
 
     def _decide_in(self, seconds: float, decide: Callable[[], None]) -> None:
@@ -261,10 +261,10 @@ class Verdicts:
     def _decide_unless_told(self) -> None:
         """Wait for a verdict that may be under way, on a link that is full or was down."""
         with self._lock:
-            waits = self.first is None and time.monotonic() + _TURN_S < self._latest_s
+            waits = self.first is None and time.monotonic() + _LATER_S < self._latest_s
             waits = waits and self._word_is_under_way()
             if waits:
-                self._decide_in(_TURN_S, self._decide_unless_told)
+                self._decide_in(_LATER_S, self._decide_unless_told)
         if not waits:
             self._decide()
 

@@ -48,7 +48,7 @@ class Timeline:
         self.tracer = tracer
         self._needs_s = needs_s
         self._phase: Phase | None = None
-        self._places: dict[int, int] = {}
+        self._need_numbers: dict[int, int] = {}
         self._names: list[tuple[str, ...]] = []
         self._step = -1
         self._first_s: dict[int, float] = {}  # of the step's units
@@ -83,7 +83,7 @@ class Timeline:
         assert self._phase is not None, "a phase is entered before its steps"
         now_s = time.perf_counter()
         if step != self._step:
-            self._step, self._first_s, self._places = step, {}, self._order()
+            self._step, self._first_s, self._need_numbers = step, {}, self._order()
         for name in names:
             for unit in self._phase.units_of[name]:
                 self._first_s.setdefault(unit, now_s)
@@ -97,7 +97,7 @@ class Timeline:
                     first_s,
                     now_s - first_s,
                     unit,
-                    need=self._places[unit],
+                    need=self._need_numbers[unit],
                     parameters=self._names[unit],
                 )
             )

@@ -1,4 +1,4 @@
-"""Queueing: a job's place in the line of those that share a link, kept by a thread of its own.
+"""Queueing: a job's position in the line of those that share a link, kept by a thread of its own.
 
 The line is in a cell (`compressa.engine.sharing.shared_cell`), as JSON. It comes from outside: what
 is not a line is replaced by an empty one. Where the cell cannot be reached, the job sends when it

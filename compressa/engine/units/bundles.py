@@ -59,7 +59,7 @@ class Bundle:
 
     def _side_by_side(self, programs: Sequence[Program[None]]) -> Program[None]:
         answers: list[Any] = [None] * len(programs)
-        left, turn = list(programs), 0
+        left, exchange_number = list(programs), 0
         try:
             while left:
                 operations: list[Operation] = []
@@ -71,13 +71,13 @@ class Bundle:
                         continue
                     under_way.append(program)
                 left = under_way
-                answers = yield from self._all(operations, turn)
-                turn += 1
+                answers = yield from self._all(operations, exchange_number)
+                exchange_number += 1
         finally:
             for program in programs:
                 program.close()
 
-    def _all(self, operations: Sequence[Operation], turn: int) -> Program[list[Any]]:
+    def _all(self, operations: Sequence[Operation], exchange_number: int) -> Program[list[Any]]:
         """Carry out an operation of each; return their results."""
         computes = [each for each in operations if isinstance(each, Compute)]
         exchanges = [each for each in operations if isinstance(each, Exchange)]
@@ -90,14 +90,14 @@ class Bundle:
             )
             return results
         if self._joins and len(exchanges) == len(operations) and _alike(exchanges):
-            return (yield from self._as_one(exchanges, turn))
+            return (yield from self._as_one(exchanges, exchange_number))
         results = [None] * len(operations)
         each = partial(_into, results)
         stages = max(operation.exchanges for operation in operations)
         yield SideBySide([each(i, operation) for i, operation in enumerate(operations)], stages)
         return results
 
-    def _as_one(self, exchanges: Sequence[Exchange], turn: int) -> Program[list[Any]]:
+    def _as_one(self, exchanges: Sequence[Exchange], exchange_number: int) -> Program[list[Any]]:
         """Exchange one message with each peer, in place of several."""
         first = exchanges[0]
         sent = {peer: [each.outgoing[peer] for each in exchanges] for peer in first.outgoing}
@@ -106,15 +106,17 @@ class Bundle:
             peer: sum(each.capacity_bytes[peer] for each in exchanges)
             for peer in first.capacity_bytes
         }
-        incoming = {peer: self._room(("in", turn, peer), into) for peer, into in rooms.items()}
+        incoming = {
+            peer: self._room(("in", exchange_number, peer), into) for peer, into in rooms.items()
+        }
         grace_s = max(each.grace_s for each in exchanges)
-        outgoing = yield Compute(lambda: self._copied(sent, turn), "encode", quick=True)
+        outgoing = yield Compute(lambda: self._copied(sent, exchange_number), "encode", quick=True)
         yield Exchange(outgoing, incoming, True, sizes, grace_s)
         yield Compute(lambda: _shared_out(incoming, rooms), "decode", quick=True)
         return [dict(each.incoming) for each in exchanges]
 
     def _copied(
-        self, sent: Mapping[int, Sequence[torch.Tensor]], turn: int
+        self, sent: Mapping[int, Sequence[torch.Tensor]], exchange_number: int
     ) -> dict[int, torch.Tensor]:
         """Put what goes to each peer side by side; what several get, once."""
         copies: dict[tuple[int, ...], torch.Tensor] = {}
@@ -122,7 +124,9 @@ class Bundle:
         for peer, parts in sent.items():
             key = tuple(map(id, parts))
             if key not in copies:
-                copies[key] = torch.cat(list(parts), out=self._room(("out", turn, peer), parts))
+                copies[key] = torch.cat(
+                    list(parts), out=self._room(("out", exchange_number, peer), parts)
+                )
             result[peer] = copies[key]
         return result
 

@@ -10,7 +10,7 @@ from ._hops import ANY, begin_chain, fail, waiting_row
 from ._libc import POLLIN, POLLOUT, free, now_ns, ppoll, read
 from ._links import flush, receive
 from ._memory import larger, peek, poke, smaller, swap_if
-from ._pace import until_a_turn
+from ._pace import until_a_frame_may_leave
 
 _WORD = 8
 _NS = 1_000_000_000
@@ -219,7 +219,7 @@ def _flush_all(loop: int) -> None:
 def _wait(loop: int, timeout_ns: int) -> int:
     """Wait until a socket is ready; look for a while before sleeping, if a core is free."""
     fds, count = peek(loop, w.POLLFDS), peek(loop, w.LINK_COUNT)
-    timeout_ns = until_a_turn(loop, timeout_ns)
+    timeout_ns = until_a_frame_may_leave(loop, timeout_ns)
     for i in range(count):
         link = peek(loop, w.LINKS) + _WORD * w.LINK_WORDS * i
         wanted = POLLOUT * peek(link, w.FULL) + POLLIN * (1 - peek(link, w.ENDED))

@@ -29,7 +29,7 @@ from ._pace import must_wait, reserve
 _WORD = 8
 _FRONT_BYTES = 32  # of a header, before its checks
 _PIECE_BYTES = 1 << 17  # a wake-up costs as much as some 10 kB
-_TURN_BYTES = 1 << 20  # then the other peers have their turn
+_READ_BYTES = 1 << 20  # at a time; then the other peers are read from
 
 # Sending
 
@@ -159,9 +159,9 @@ def _end_row(loop: int, row: int) -> None:
 
 @lean_nested
 def receive(loop: int, link: int) -> int:
-    """Take what has come, within this peer's turn; return how much it was."""
-    turn = _TURN_BYTES
-    while turn > 0 and peek(loop, w.FAULT) == 0 and not peek(link, w.ENDED):
+    """Take what has come, as much as may be read at a time; return how much it was."""
+    allowed = _READ_BYTES
+    while allowed > 0 and peek(loop, w.FAULT) == 0 and not peek(link, w.ENDED):
         left = peek(link, w.IN_LEFT)
         staged = peek(link, w.IN_STAGED)
         if left > 0:
@@ -173,7 +173,7 @@ def receive(loop: int, link: int) -> int:
         if count <= 0:
             _stopped(loop, link, count)
             break
-        turn -= count
+        allowed -= count
         if left > 0:
             poke(link, w.IN_AT, peek(link, w.IN_AT) + count)
             poke(link, w.IN_LEFT, left - count)
@@ -185,7 +185,7 @@ def receive(loop: int, link: int) -> int:
         if count < room:
             break
     _wake_for_piece(loop, link)
-    return _TURN_BYTES - turn
+    return _READ_BYTES - allowed
 
 
 @lean_nested
@@ -270,7 +270,7 @@ def _expect_frame(loop: int, link: int, header: int) -> None:
 
 
 @lean_nested
-def _in_turn(
+def _may_come_now(
     loop: int, link: int, bitmap: int, came: int, total: int, offset: int, count: int
 ) -> bool:
     """Whether a frame is one that may come now; else fail. Over one connection, that is the next.
@@ -287,7 +287,7 @@ def _in_turn(
     if peek(link, w.SEVERAL):
         right, fault, beside = is_new_chunk(loop, bitmap, total, offset, count), w.F_CHUNK, count
     else:
-        right, fault, beside = offset == came, w.F_TURN, came
+        right, fault, beside = offset == came, w.F_ORDER, came
     if not right:
         fail(loop, fault, peek(link, w.PEER), offset, beside)
     return right
@@ -307,7 +307,9 @@ def _expect_row(loop: int, link: int, row: int, total: int, offset: int, count: 
         return
     if peek(loop, w.TIMED) and peek(row, w.R_FROM_NS) == 0:
         poke(row, w.R_FROM_NS, now_ns(loop + _WORD * w.CLOCK))
-    if not _in_turn(loop, link, peek(row, w.R_CAME), peek(row, w.R_DONE), total, offset, count):
+    if not _may_come_now(
+        loop, link, peek(row, w.R_CAME), peek(row, w.R_DONE), total, offset, count
+    ):
         return
     if peek(row, w.R_FUSED) and not _is_whole_words(offset, count, total):
         fail(loop, w.F_SIZES, peek(link, w.PEER), count, offset)
@@ -361,7 +363,7 @@ def _expect_early(
         fail(loop, w.F_LENGTH, peek(link, w.PEER), total, peek(early, w.E_BYTES))
         return
     came = peek(early, w.E_CAME)
-    if not _in_turn(loop, link, early_bitmap(early), came, total, offset, count):
+    if not _may_come_now(loop, link, early_bitmap(early), came, total, offset, count):
         return
     poke(link, w.IN_EARLY, early)
     _take_in(link, 0, early + _WORD * w.EARLY_WORDS + offset)

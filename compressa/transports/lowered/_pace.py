@@ -50,7 +50,7 @@ def must_wait(loop: int, link: int) -> bool:
 
 
 @lean_nested
-def until_a_turn(loop: int, timeout_ns: int) -> int:
+def until_a_frame_may_leave(loop: int, timeout_ns: int) -> int:
     """Return for how long to wait, at most until a frame may leave."""
     if peek(loop, w.BUCKET) == 0:
         return timeout_ns

@@ -46,7 +46,7 @@ def failure(loop: np.ndarray, rank: int, *, authenticated: bool) -> CompressaErr
         w.F_DATA: Mac.wrong if authenticated else Checksum.wrong,
         w.F_EARLY: f"makes {a} bytes that nobody waits for, more than {b}",
         w.F_CHUNK: f"has {b} bytes at {a}, which are no chunk or came before",
-        w.F_TURN: f"has byte {a} of a message where byte {b} is due",
+        w.F_ORDER: f"has byte {a} of a message where byte {b} is due",
     }
     if fault == w.F_GIVEN_UP:
         return StateError(

@@ -160,7 +160,11 @@ def test_all_come_to_one_verdict_in_whatever_order_they_hear(seed: int) -> None:
 
     def decide(rank: int) -> None:
         mine = inquests[rank]
-        if not mine.turn(unreachable) and mine.complete(unreachable) and rank not in verdicts:
+        if (
+            not mine.ranks_before(unreachable)
+            and mine.complete(unreachable)
+            and rank not in verdicts
+        ):
             verdicts[rank] = mine.verdict()
 
     pending = list(errors)
