@@ -94,8 +94,8 @@ class Folded:
         try:
             os.ftruncate(file, _FOLD_BYTES)
             for offset in range(0, self._mapped_bytes, _FOLD_BYTES):
-                place = self._address + offset
-                _map(place, _FOLD_BYTES, _READ_WRITE, mmap.MAP_SHARED | _FIXED, file)
+                address = self._address + offset
+                _map(address, _FOLD_BYTES, _READ_WRITE, mmap.MAP_SHARED | _FIXED, file)
         finally:
             os.close(file)
         self.tensor = torch.from_numpy(_array(self._address, size)).view(dtype)

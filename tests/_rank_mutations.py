@@ -102,7 +102,7 @@ def swap_two_equal_units_unseen() -> Iterator[None]:
 
 @contextlib.contextmanager
 def swap_two_units_on_rank_1() -> Iterator[None]:
-    """Rank 1 follows a plan in which the first two places are exchanged."""
+    """Rank 1 follows a plan in which the first two indices are exchanged."""
     plan = Phase.plan
 
     def broken(self: Phase, *args: Any) -> StepPlan:

@@ -105,7 +105,7 @@ def _preloaded(names: Iterable[str]) -> dict[str, int]:
     This project's own folder is not on the path meanwhile: transformers would take `kernels` in it
     for a package that it knows.
     """
-    with mock.patch.object(sys, "path", [place for place in sys.path if place not in _SOURCES]):
+    with mock.patch.object(sys, "path", [entry for entry in sys.path if entry not in _SOURCES]):
         for name in names:
             importlib.import_module(name)
     gc.collect()

@@ -115,7 +115,7 @@ def params(chosen: dict[str, Any]) -> list[Any]:
 
 
 CODECS = params({name: c for name, c in {**ALL, **AROUND}.items() if isinstance(c, Codec)})
-# Among ranks a row of the table goes by one form, of those that are cut at more places the smaller.
+# Among ranks a row of the table goes by one form, of those cut at more indices the smaller.
 _SMALLER = {
     "int8": "int8-small-blocks",
     "int4": "int4-small-blocks",

@@ -71,7 +71,7 @@ struct Fiber {
     const char* operation = "";
     uint64_t given = 0;
     uint64_t seen[WARP_LANES];  // what the lanes of the warp gave, once all had come
-    jmp_buf place;
+    jmp_buf resume;
     ucontext_t start;
     std::vector<char> stack;
 };
@@ -83,7 +83,7 @@ static ucontext_t scheduler_start;
 
 inline void wait(State state) {
     current->state = state;
-    if (_setjmp(current->place) == 0) _longjmp(scheduler, 1);
+    if (_setjmp(current->resume) == 0) _longjmp(scheduler, 1);
 }
 
 // The first entry of a fiber goes through a context of its own, and every later change of fibers
@@ -95,7 +95,7 @@ inline void resume(Fiber& fiber) {
     current = &fiber;
     threadIdx = {fiber.number, 0, 0};
     if (_setjmp(scheduler)) return;
-    if (fiber.begun) _longjmp(fiber.place, 1);
+    if (fiber.begun) _longjmp(fiber.resume, 1);
     fiber.begun = true;
     if (fiber.stack.empty()) fiber.stack.resize(STACK_BYTES);
     getcontext(&fiber.start);

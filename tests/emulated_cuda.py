@@ -95,7 +95,7 @@ class Emulated:
     """Runs kernels one thread after the other; every launch in another order.
 
     Attributes:
-        processors: Few, so that kernels take more than one turn of their loops.
+        processors: Few, so that kernels take more than one iteration of their loops.
     """
 
     processors = 1
@@ -141,9 +141,9 @@ def run_text(
         given = [len(one) for one in held]
         raise TypeError(f"{name} takes parameters of {sizes[:count]} bytes, not of {given}")
     buffers = [ctypes.create_string_buffer(one, len(one)) for one in held]
-    places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in buffers))
+    addresses = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in buffers))
     error = ctypes.create_string_buffer(_ERROR_BYTES)
-    if loaded.run_kernel(encoded, blocks, places, seed, error, _ERROR_BYTES):
+    if loaded.run_kernel(encoded, blocks, addresses, seed, error, _ERROR_BYTES):
         raise RuntimeError(f"{name}: {_with_code(error.value.decode(), text)}")
 
 

@@ -109,5 +109,5 @@ def _block_of(x: torch.Tensor) -> _Block | None:
 
 def _as(like: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     """Return a tensor in some memory."""
-    place: Any = memory.untyped_storage(), like.storage_offset(), like.size(), like.stride()
-    return torch.empty(0, dtype=like.dtype).set_(*place)
+    view: Any = memory.untyped_storage(), like.storage_offset(), like.size(), like.stride()
+    return torch.empty(0, dtype=like.dtype).set_(*view)

@@ -73,9 +73,9 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        place = event.place
-        if place is not None:
-            stream, number = place
+        position = event.position
+        if position is not None:
+            stream, number = position
             self.give(lambda: None if stream.run_until(number) else UNFINISHED)
 
     def wait_stream(self, other: Stream) -> None:
@@ -91,32 +91,32 @@ def stream_of(handle: int) -> Stream:
 
 
 class Event:
-    """A place in a stream."""
+    """A position in a stream."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
-        self.place: tuple[Stream, int] | None = None
+        self.position: tuple[Stream, int] | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         stream = stream or current_stream()
-        self.place = stream, stream.give(lambda: None)
+        self.position = stream, stream.give(lambda: None)
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or current_stream()).wait_event(self)
 
     def synchronize(self) -> None:
         _refuse_in_capture()
-        if self.place is not None:
-            self.place[0].reach(self.place[1])
+        if self.position is not None:
+            self.position[0].reach(self.position[1])
 
     @property
     def passed(self) -> bool:
         """Whether it was reached, so far as anybody has asked."""
-        return self.place is None or self.place[0].done(self.place[1])
+        return self.position is None or self.position[0].done(self.position[1])
 
     def query(self) -> bool:
         """Whether it is reached; a GPU goes on by itself, so asking often enough helps."""
         _refuse_in_capture()
-        return self.place is None or self.place[0].run_until(self.place[1])
+        return self.position is None or self.position[0].run_until(self.position[1])
 
 
 class Emulation(threading.local):

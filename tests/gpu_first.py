@@ -109,11 +109,11 @@ def check_selection(x: torch.Tensor, k: int) -> None:
     indices = torch.empty(k, dtype=torch.uint32, device=x.device)
     values = torch.empty(k, device=x.device)
     select_top_k(as_array(x), k, as_array(indices), as_array(values))
-    places = indices.to(torch.int64)
+    selected = indices.to(torch.int64)
     due = torch.topk(x.abs(), k).values
     assert torch.equal(values.abs().sort(descending=True).values, due), "others are larger"
-    assert torch.equal(x[places], values), "values are those of other places"
-    assert bool((places[1:] > places[:-1]).all()), "places are in no order"
+    assert torch.equal(x[selected], values), "values are those of other indices"
+    assert bool((selected[1:] > selected[:-1]).all()), "indices are in no order"
 
 
 def selection() -> None:

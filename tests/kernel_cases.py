@@ -43,9 +43,9 @@ def gradients(
         x[:] = x[:1]
     x = (np.clip(x, -3, 3) * draw(st.sampled_from(magnitudes))).astype(np.float32)
     if n and specials:
-        places = st.tuples(st.integers(0, n - 1), st.sampled_from(specials))
-        for place, value in draw(st.lists(places, max_size=3)):
-            x[place] = value
+        changes = st.tuples(st.integers(0, n - 1), st.sampled_from(specials))
+        for index, value in draw(st.lists(changes, max_size=3)):
+            x[index] = value
     return x
 
 

@@ -31,7 +31,9 @@ class Mirrored:
             cupy.cuda.set_allocator(None)  # a sanitizer then knows where each array ends
         self._cupy = cupy
         self._gpu = current()
-        self.processors = 1  # few blocks, so that kernels take more than one turn of their loops
+        self.processors = (
+            1  # few blocks, so that kernels take more than one iteration of their loops
+        )
 
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
         """See `compressa.kernels.cuda._device.Device.launch`."""
@@ -75,13 +77,13 @@ class _Mirror:
         self._whole = whole
         offset = whole.ctypes.data % _ALIGNMENT
         room = cupy.empty(self._bytes.size + offset + 1, cupy.uint8)
-        self._place = room[offset : offset + self._bytes.size]
-        self._place.set(self._bytes)
+        self._mirror = room[offset : offset + self._bytes.size]
+        self._mirror.set(self._bytes)
         self.address = int(room.data.ptr) + offset
 
     def bring_back(self) -> None:
         """Wait for the GPU, and copy what it has written."""
-        found = self._place.get()
+        found = self._mirror.get()
         if self._writable and self._whole.size:
             self._whole.reshape(-1).view(np.uint8)[:] = found
         else:

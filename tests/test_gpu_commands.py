@@ -95,8 +95,8 @@ def test_of_commands_none_takes_the_time_of_those_after_it(
 def test_an_interrupt_ends_all_that_go_side_by_side(tmp_path: Path) -> None:
     begun_s = time.monotonic()
     running = side_by_side([SLEEPS, QUICK, SLEEPS], 60, tmp_path)
-    place, done = next(running)
-    assert (place, done["output"]) == (1, "here\n")
+    number, done = next(running)
+    assert (number, done["output"]) == (1, "here\n")
     with pytest.raises(KeyboardInterrupt):
         running.throw(KeyboardInterrupt)
     assert time.monotonic() - begun_s < 50

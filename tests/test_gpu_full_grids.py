@@ -1,6 +1,6 @@
 """As many elements as fill a GPU: every codec leaves there what it leaves on the CPU, to the bit.
 
-Elsewhere kernels are compared on few blocks, which take more than one turn of their loops; here
+Elsewhere kernels are compared on few blocks, which take many iterations of their loops; here
 there are more blocks than a GPU runs at a time, and the last one is not full. Without a GPU, an
 emulated one shows on small vectors that the comparisons themselves hold.
 """

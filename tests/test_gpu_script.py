@@ -31,7 +31,7 @@ WITHOUT = (
 )
 BARE = """
 import sys
-sys.path[:] = [place for place in sys.path if not place.endswith("site-packages")]
+sys.path[:] = [folder for folder in sys.path if not folder.endswith("site-packages")]
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in finder.__module__]
 """
 WHEELS = (
@@ -105,8 +105,8 @@ def test_parts_have_shares_of_all_the_time_and_of_what_others_leave() -> None:
     assert list(gpu.SHARES) == list(gpu.PARTS)
     assert sum(gpu.SHARES.values()) == 100
     left_s, limits_s = 600.0, dict[str, float]()
-    for place, name in enumerate(parts := list(gpu.PARTS)):
-        limits_s[name] = gpu.share(parts[place:], left_s)
+    for number, name in enumerate(parts := list(gpu.PARTS)):
+        limits_s[name] = gpu.share(parts[number:], left_s)
         left_s -= limits_s[name]
     assert limits_s == {name: pytest.approx(6.0 * share) for name, share in gpu.SHARES.items()}
     assert gpu.share(parts[-1:], 250.0) == 250.0
@@ -175,8 +175,8 @@ def machine(tmp_path: Path) -> dict[str, str]:
     """The environment of a Python that has what a bare machine has, and no more."""
     libraries = tmp_path / "libraries"
     libraries.mkdir()
-    places = {Path(place).resolve() for place in sys.path if place.endswith("site-packages")}
-    for entry in (entry for place in places for entry in place.iterdir()):
+    folders = {Path(folder).resolve() for folder in sys.path if folder.endswith("site-packages")}
+    for entry in (entry for folder in folders for entry in folder.iterdir()):
         missing = entry.name.split("-")[0].split(".")[0] in WITHOUT
         if not missing and entry.suffix != ".pth" and not (libraries / entry.name).exists():
             (libraries / entry.name).symlink_to(entry)
@@ -244,7 +244,7 @@ def test_the_tree_is_importable_as_it_is(tmp_path: Path) -> None:
         code = "import compressa.kernels, compressa.schedulers; print(compressa.__version__)"
         code += "; print(compressa.__file__, compressa.kernels.__file__)"
         done = gpu.said([sys.executable, "-c", code], 60, site)
-    version, places = done["output"].splitlines()
+    version, folders = done["output"].splitlines()
     assert version == compressa.__version__
-    assert all(place.startswith(str(site)) for place in places.split())
+    assert all(folder.startswith(str(site)) for folder in folders.split())
     assert (list(sys.path), os.environ.get("PYTHONPATH")) == before

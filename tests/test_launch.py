@@ -35,9 +35,9 @@ def met(environment: Mapping[str, str] | None = None) -> list[Any]:
 def test_ranks_of_mpiexec_meet_by_mpi_and_where_they_are_told(pools: Pools) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+        rendezvous = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
     with mpi_group(pools, 2, meet=False) as group:
-        for told in ({}, {"MASTER_ADDR": "localhost"}, place):
+        for told in ({}, {"MASTER_ADDR": "localhost"}, rendezvous):
             found = group.run(met, environment=told)
             assert sorted(found) == [[0, 2, 0, 0, 1.0], [1, 2, 1, 1, 1.0]]
         assert group.leave_all(20.0) == 0
@@ -56,7 +56,7 @@ def test_ranks_of_srun_meet_on_the_first_host_of_its_list(pools: Pools) -> None:
     assert found == [[0, 2, 0, 0, 1.0], [1, 2, 0, 1, 1.0]]
 
 
-def test_without_mpi4py_the_place_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mpi4py_the_address_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compressa.launch.find_spec", lambda name: None)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

@@ -27,7 +27,7 @@ def _number(value: object) -> str:
 
 
 def text(x: float, y: float, words: str, **attributes: object) -> str:
-    """Return words at a place."""
+    """Return words at a point."""
     return element("text", escape(words), x=float(x), y=float(y), **attributes)
 
 

@@ -197,7 +197,7 @@ class ScopeState:
 
 
 def between(knots: Sequence[int], numerator: int, denominator: int) -> int:
-    """Return the place of numerator / denominator on a line through knots 0, 1, 2 and so on.
+    """Return the position of numerator / denominator on a line through knots 0, 1, 2 and so on.
 
     In whole numbers: it is the same on every processor.
 

@@ -63,7 +63,7 @@ class Tally:
 
 
 class Arena:
-    """A place for one payload, whose last byte is the memory's last but for alignment.
+    """Memory for one payload, whose last byte is the memory's last but for alignment.
 
     Args:
         most_bytes: Longest payload.

@@ -187,9 +187,9 @@ class Staged(Transport):
         self._inner.close(timeout_s)
 
     def _pieces(self, exchange: Exchange) -> list[Exchange]:
-        """Cut all messages at the same places; what has no exact length stays whole.
+        """Cut all messages at the same indices; what has no exact length stays whole.
 
-        So does what has a place in an order of all ranks, who need not have equally many pieces.
+        So does what has a position in an order of all ranks, who need not have equally many pieces.
         """
         if not exchange.exact or self._inner.ordered(exchange):
             return [exchange]
@@ -322,7 +322,7 @@ class _Arrivals:
 
 
 def _piece(exchange: Exchange, low: int, high: int) -> Exchange:
-    """What an exchange has between two places of its messages."""
+    """What an exchange has between two indices of its messages."""
     size = high - low
     return Exchange(
         {peer: buffer[low:high] for peer, buffer in exchange.outgoing.items()},

@@ -79,7 +79,7 @@ class Row(Strict):
 
     @property
     def loses(self) -> bool:
-        """Slower than a dense baseline in the same place."""
+        """Slower than a dense baseline of the same task and link."""
         speedups = (self.speedup_over_ddp_float32, self.speedup_over_torch_fp16)
         return any(speedup is not None and speedup < 1.0 for speedup in speedups)
 
@@ -198,7 +198,7 @@ class Results:
         }
 
     def _dense(self, time: TimeRecord, baseline: str) -> TimeRecord | None:
-        """The baseline in the same place, if the two can be compared.
+        """The baseline of the same task and link, if the two can be compared.
 
         On the loopback testbed only compressa's own sends are held to the link's rate; PyTorch's
         run free, so a speed-up over them would compare a slow network with none.

@@ -139,8 +139,8 @@ def rich_table(rows: Iterable[Row], width: int) -> Table:
     table.add_column("", no_wrap=True)
     for column in columns:
         table.add_column(column.short, justify="right", no_wrap=True)
-    for place, block in groupby(found, key=_place):
-        table.add_row(place, style="bold")
+    for heading, block in groupby(found, key=_task_and_link):
+        table.add_row(heading, style="bold")
         for line in block:
             cells = (column.cell(line) for column in columns)
             table.add_row(f"  {line.first.compressor}", *cells, style=_STYLES.get(line.verdict))
@@ -148,7 +148,7 @@ def rich_table(rows: Iterable[Row], width: int) -> Table:
     return table
 
 
-def _place(line: Line) -> str:
+def _task_and_link(line: Line) -> str:
     return f"{line.first.task}, {line.first.link or 'no link'}"
 
 
@@ -161,7 +161,7 @@ def _that_fit(found: list[Line], width: int) -> list[Column]:
 
 def _width(columns: list[Column], found: list[Line]) -> int:
     """Characters that the table takes: two edges, and a space and a divider for each column."""
-    first = max((len(_place(line)) for line in found), default=0)
+    first = max((len(_task_and_link(line)) for line in found), default=0)
     longest = max((len(line.first.compressor) + 2 for line in found), default=0)
     return (
         3

@@ -38,8 +38,8 @@ class DropsTail(Codec):
         return Contraction(1.0)
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
-        places = x.nonzero()
-        length = 4 * (int(places[-1]) + 1) if len(places) else 0
+        indices = x.nonzero()
+        length = 4 * (int(indices[-1]) + 1) if len(indices) else 0
         payload[:length].view(torch.float32).copy_(x[: length // 4])
         return length
 

@@ -185,7 +185,7 @@ def test_where_it_is_cut_does_not_matter_but_for_the_order_of_sums() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_segments_of_no_elements_share_no_memory_with_others(name: str) -> None:
-    """With 3 blocks, several of 8 segments begin at the same place."""
+    """With 3 blocks, several of 8 segments begin at the same index."""
     values, block = gradients(3), 512
     due = torch.stack(values).sum(0)
     holders = [holder(Int8(block=block), own, rank) for rank, own in enumerate(values)]
@@ -208,9 +208,9 @@ def test_segments_are_cut_between_blocks_of_their_own() -> None:
     assert whole.numel() == 24 + sum(-(-codec.wire_bytes(n) // 8) * 8 for n in elems)
     due = [torch.zeros(n) for n in elems]
     for x, wanted in zip(values, due, strict=True):
-        place = torch.zeros(codec.wire_bytes(x.numel()), dtype=torch.uint8)
-        codec.encode(x, place, DRAW)
-        codec.decode(place, wanted, DRAW)
+        payload = torch.zeros(codec.wire_bytes(x.numel()), dtype=torch.uint8)
+        codec.encode(x, payload, DRAW)
+        codec.decode(payload, wanted, DRAW)
     for span in parts:  # whatever the cuts, it is as if each segment had been encoded alone
         total.take([(span, total.give(span))])
     assert all(torch.equal(x, wanted) for x, wanted in zip(held, due, strict=True))

@@ -117,9 +117,9 @@ class Reference:
     def new_knots(self, selected: list[npt.NDArray[np.bool_]], regions: list[slice]) -> list[int]:
         own = []
         for chosen in selected:
-            places = np.flatnonzero(chosen)
-            if len(places):
-                own.append([int(places[q * len(places) // KNOTS]) for q in range(1, KNOTS)])
+            indices = np.flatnonzero(chosen)
+            if len(indices):
+                own.append([int(indices[q * len(indices) // KNOTS]) for q in range(1, KNOTS)])
             else:  # as regions are
                 edges = [region.start for region in regions] + [self.elems]
                 own.append([on_line(edges, q * self.size, KNOTS) for q in range(1, KNOTS)])

@@ -185,7 +185,7 @@ def test_errors_on_random_data_are_those_of_the_table(codec: Codec) -> None:
 
 
 def test_across_hosts_errors_are_those_of_the_hosts() -> None:
-    """Two hosts of four: one message from each place, and one with the result of each share."""
+    """Two hosts of four: one message from each position, and one with the result of each share."""
     given = vectors(8)
     due = torch.stack([own["w"] for own in given]).double().mean(0)
     options = {"exchange": "per_hop", "unit_bytes": 1 << 20}

@@ -14,13 +14,13 @@ lengths = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 def laid_out(sizes: list[int], order: list[int], gap: int) -> tuple[torch.Tensor, ...]:
     """Tensors of these sizes in one memory, in an order, with a gap before the last."""
     memory = torch.arange(5.0 + gap + sum(sizes))
-    places: dict[int, torch.Tensor] = {}
+    parts: dict[int, torch.Tensor] = {}
     offset = 5
     for i in order:
         offset += gap if i == order[-1] else 0
-        places[i] = memory[offset : offset + sizes[i]]
+        parts[i] = memory[offset : offset + sizes[i]]
         offset += sizes[i]
-    return tuple(places[i] for i in range(len(sizes)))
+    return tuple(parts[i] for i in range(len(sizes)))
 
 
 @given(lengths, st.data(), st.sampled_from((0, 0, 3)))

@@ -162,9 +162,9 @@ def test_hostile_sums_and_headers_are_refused() -> None:
     span = ranks[0].spans[0]
     codes = other.give(span)
     owner.check(span, codes, 1)
-    for place, value in ((0, 1), (3, 9), (12, 1), (16, 1), (20, 7)):
+    for index, value in ((0, 1), (3, 9), (12, 1), (16, 1), (20, 7)):
         wrong = codes.clone()
-        wrong[place] = value
+        wrong[index] = value
         with pytest.raises(PayloadError):
             owner.check(span, wrong, 1)
     owner.add(span, [codes])

@@ -59,9 +59,7 @@ def test_scaling_shows_fixed_costs_and_draws_a_plot(
     assert len(Measurement.read(tmp_path / "out.json").rows) > 3
 
 
-def test_a_plot_needs_a_place_and_a_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plot_needs_a_file_and_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="say where with --json"):
         run("kernels", "--scaling")
     monkeypatch.setattr(scaling, "find_spec", lambda name: None)

@@ -127,8 +127,8 @@ def test_bitsandbytes_gets_one_gradient_after_the_other_in_blocks_as_long(
     (peer,) = (peer for peer in INT8.peers if peer.name == "bitsandbytes")
     codec: Any = INT8.build()
     peer.prepare(Operands(ELEMS), codec)()
-    places, blocks = zip(*given, strict=True)
-    assert len(set(places)) == 3
+    addresses, blocks = zip(*given, strict=True)
+    assert len(set(addresses)) == 3
     assert set(blocks) == {codec.block}
 
 

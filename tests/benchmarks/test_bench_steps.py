@@ -311,7 +311,7 @@ def test_computing_alone_always_takes_its_turn_and_nobody_takes_two() -> None:
     assert [m.name for m in Settings(pattern="nobody").methods] == [ALONE.name]
 
 
-def test_places_are_read_and_what_is_none_is_refused() -> None:
+def test_networks_are_read_and_what_is_none_is_refused() -> None:
     assert Network.parse("4x100mbit") == SLOW
     assert Network.parse("2x250Mbit of 1gbit") == Network(2, "250mbit of 1gbit")
     for text in ("1xunshaped", "4", "x100mbit", "4x", "fourx1gbit"):

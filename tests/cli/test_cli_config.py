@@ -103,7 +103,7 @@ def test_check_counts_the_bytes_of_the_model(check: Check) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("factory", "message"),
     [
         ("one_layer", 'must be "module:callable"'),
         ("one_layer:absent", "could not make the model: AttributeError"),
@@ -113,10 +113,10 @@ def test_check_counts_the_bytes_of_the_model(check: Check) -> None:
 )
 @pytest.mark.usefixtures("model")
 def test_check_refuses_what_is_no_model(
-    good: Path, capsys: pytest.CaptureFixture[str], place: str, message: str
+    good: Path, capsys: pytest.CaptureFixture[str], factory: str, message: str
 ) -> None:
     before = list(sys.path)
-    assert run("config", "check", good, "--model", place) == 1
+    assert run("config", "check", good, "--model", factory) == 1
     assert message in capsys.readouterr().err
     assert sys.path == before
 

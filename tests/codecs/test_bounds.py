@@ -115,10 +115,10 @@ def beside_the_sample(codec: DGC) -> Family:
     """1 for what the sample's share says, and on to 0.8 k; p for all others."""
 
     def family(elems: int, p: float) -> torch.Tensor:
-        places = sample_indices(elems, codec._sample(elems))
-        share = -(-codec.kept(elems) * places.size // elems)
+        indices = sample_indices(elems, codec._sample(elems))
+        share = -(-codec.kept(elems) * indices.size // elems)
         x = torch.full((elems,), p)
-        x[torch.from_numpy(places[:share].astype(np.int64))] = 1.0
+        x[torch.from_numpy(indices[:share].astype(np.int64))] = 1.0
         if p > 0.5:
             missing = math.ceil(0.8 * codec.kept(elems)) - share
             x[torch.nonzero(x != 1.0)[: max(missing, 0), 0]] = 1.0

@@ -189,21 +189,21 @@ def test_golden_payloads_decode() -> None:
         assert torch.equal(again, payload), codec.name
 
 
-def test_demo_is_coefficients_then_places_of_each_chunk() -> None:
+def test_demo_is_coefficients_then_positions_of_each_chunk() -> None:
     angles = math.pi * (2 * torch.arange(11).double() + 1) / 32
     basis = torch.stack([(angles * j).cos() / math.sqrt(16 if j == 0 else 8) for j in range(16)])
     coefficients = basis @ X.double()
-    for codec, places in (
+    for codec, positions in (
         (DeMo(chunk=16, kept=3), [3, 4, 5]),  # a stream of 4 bits each
         (DeMo(chunk=16, kept=5), [2, 3, 4, 5, 11]),  # a bitmap
     ):
         payload = bytes.fromhex(GOLDEN[codec])
-        split = 4 * len(places)
-        sent = coefficients[places]
-        assert struct.unpack(f"<{len(places)}f", payload[:split]) == pytest.approx(sent.tolist())
+        split = 4 * len(positions)
+        sent = coefficients[positions]
+        assert struct.unpack(f"<{len(positions)}f", payload[:split]) == pytest.approx(sent.tolist())
         if codec.form.width:
-            assert payload[split:] == bytes([places[0] | places[1] << 4, places[2]])
+            assert payload[split:] == bytes([positions[0] | positions[1] << 4, positions[2]])
         else:
-            assert int.from_bytes(payload[split:], "little") == sum(1 << j for j in places)
+            assert int.from_bytes(payload[split:], "little") == sum(1 << j for j in positions)
         out = decoded(codec, torch.tensor(list(payload), dtype=torch.uint8), X.numel(), DRAW)
-        assert torch.allclose(out.double(), sent @ basis[places], rtol=1e-6, atol=0)
+        assert torch.allclose(out.double(), sent @ basis[positions], rtol=1e-6, atol=0)

@@ -79,11 +79,11 @@ def test_bounded_payloads_may_be_shorter_but_not_longer() -> None:
         check_header(payload(replace(DUE, body_bytes=41), 41), DUE, sender=0, exact=False)
 
 
-@pytest.mark.parametrize("place", range(HEADER_BYTES))
-def test_any_changed_byte_is_refused(place: int) -> None:
+@pytest.mark.parametrize("index", range(HEADER_BYTES))
+def test_any_changed_byte_is_refused(index: int) -> None:
     for bit in range(8):
         mutant = payload()
-        mutant[place] ^= 1 << bit
+        mutant[index] ^= 1 << bit
         with pytest.raises(PayloadError):
             check_header(mutant, DUE, sender=0, exact=True)
 

@@ -122,7 +122,7 @@ def test_free_messages_have_no_best_size() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sources", [[], [0, 0], [3], [-1]])
-def test_sources_that_are_not_places_are_refused(name: str, sources: list[int]) -> None:
+def test_sources_that_are_not_indices_are_refused(name: str, sources: list[int]) -> None:
     program = CASES[name].broadcast(some_bytes(8), RankGroup.everyone(0, 3), sources)
     with pytest.raises(ValueError, match="not different members"):
         next(program)

@@ -46,7 +46,7 @@ class Block:
     code: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The page and the line."""
         return f"{name(self.page)}:{self.line}"
 
@@ -109,7 +109,7 @@ def blocks_of(page: Path, content: str) -> list[Block]:
     return found
 
 
-def info_of(info: str, place: str) -> tuple[str, dict[str, str]]:
+def info_of(info: str, location: str) -> tuple[str, dict[str, str]]:
     """Return the language and the options of an info string.
 
     Raises:
@@ -119,9 +119,9 @@ def info_of(info: str, place: str) -> tuple[str, dict[str, str]]:
     language, _, rest = (braced[1] if braced else info).partition(" ")
     options = dict(OPTION.findall(rest))
     if OPTION.sub("", rest).strip():
-        raise ValueError(f"{place}: not an option: {rest}")
+        raise ValueError(f"{location}: not an option: {rest}")
     if not braced and options.keys() - {"title"}:
-        raise ValueError(f"{place}: write {{ .{info} }}, or MkDocs shows the fence as text")
+        raise ValueError(f"{location}: write {{ .{info} }}, or MkDocs shows the fence as text")
     return language, options
 
 

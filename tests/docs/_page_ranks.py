@@ -27,8 +27,8 @@ def run_page(*, environment: Mapping[str, str], folder: str, code: Sequence[list
     os.environ |= environment
     names = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        for place, piece in code:
-            exec(compile(piece, place, "exec", dont_inherit=True), names)
+        for location, piece in code:
+            exec(compile(piece, location, "exec", dont_inherit=True), names)
     return said.getvalue()
 
 

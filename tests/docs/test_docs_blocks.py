@@ -26,11 +26,11 @@ RECORD = range(80, 215)
 def known(block: Block) -> str:
     """Return what is wrong with a block's info string."""
     if block.language not in KINDS:
-        return f"{block.place}: its language is none of {sorted(KINDS)}"
+        return f"{block.location}: its language is none of {sorted(KINDS)}"
     if unknown := block.options.keys() - OPTIONS[block.language]:
-        return f"{block.place}: {sorted(unknown)}: tests/docs/_documents.py has the options"
+        return f"{block.location}: {sorted(unknown)}: tests/docs/_documents.py has the options"
     if "data-fragment" in block.options and len(block.options["data-fragment"].split()) < 3:
-        return f"{block.place}: say why it is not run, in a few words"
+        return f"{block.location}: say why it is not run, in a few words"
     return ""
 
 
@@ -74,13 +74,13 @@ def test_what_is_said_to_be_tested_elsewhere_is() -> None:
     for block in all_blocks():
         if test := block.options.get("data-tested"):
             own = tests[test].read_text(encoding="utf-8")
-            assert name(block.page).removeprefix("docs/") in own, f"{block.place}: not in {test}"
+            assert name(block.page).removeprefix("docs/") in own, f"{block.location}: not in {test}"
 
 
 def test_fragments_are_python() -> None:
     for block in all_blocks("python"):
         if "data-fragment" in block.options:
-            ast.parse(block.code, block.place)
+            ast.parse(block.code, block.location)
 
 
 def test_pages_are_short_and_concepts_have_a_picture() -> None:

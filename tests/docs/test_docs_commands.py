@@ -27,7 +27,7 @@ class Command(NamedTuple):
     """A line that a reader would type."""
 
     page: Path
-    place: str
+    location: str
     words: list[str]
 
 
@@ -39,7 +39,7 @@ def of_blocks() -> list[Command]:
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 words.pop(0)  # a variable of the environment
             if words:
-                found.append(Command(block.page, block.place, words))
+                found.append(Command(block.page, block.location, words))
     return found
 
 
@@ -98,7 +98,7 @@ def started(command: Command) -> tuple[str, list[str]]:
             return f"-m {words[at + 1]}", words[at + 2 :]
         if word.rstrip(";").endswith(".py"):
             return word.rstrip(";"), words[at + 1 :]
-    raise AssertionError(f"{command.place}: it starts nothing: {shlex.join(words)}")
+    raise AssertionError(f"{command.location}: it starts nothing: {shlex.join(words)}")
 
 
 def test_scripts_and_modules_exist() -> None:

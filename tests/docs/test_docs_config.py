@@ -14,7 +14,7 @@ READY = {file.name: file for file in (ROOT / "experiments" / "configs").glob("*.
 BLOCKS = [block for block in all_blocks("toml") if "data-tested" not in block.options]
 
 
-@pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in BLOCKS])
+@pytest.mark.parametrize("block", [pytest.param(block, id=block.location) for block in BLOCKS])
 def test_it_loads_from_a_file(block: object, tmp_path: Path) -> None:
     file = tmp_path / "compressa.toml"
     file.write_text(block.code, encoding="utf-8")

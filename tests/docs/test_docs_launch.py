@@ -34,7 +34,7 @@ def test_a_cluster_specification_starts_roles(
     told: str, fresh: Callable[[int], Group], tmp_path: Path
 ) -> None:
     script = block_with(PAGE, "python", "role.strategy")
-    how = {"folder": str(tmp_path), "code": [[script.place, script.code]], "deadline_s": 150}
+    how = {"folder": str(tmp_path), "code": [[script.location, script.code]], "deadline_s": 150}
     ranks = fresh(len(TASKS))
     *workers, server = ranks.run(run_page, per_rank=environments(told), **how)
     for index, said in enumerate(workers):

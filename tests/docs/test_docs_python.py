@@ -31,8 +31,8 @@ def prelude(page: Path) -> list[list[str]]:
     script = of_file(QUICKSTART, "train.py")
     end = "model = " if OWN_MODEL in own else END
     head, found, _ = script.code.partition(end)
-    assert found, f"{script.place}: it has no {end!r}"
-    return [[script.place, head]]
+    assert found, f"{script.location}: it has no {end!r}"
+    return [[script.location, head]]
 
 
 def write_files(page: Path, folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_python_of_a_page_runs(
     page: Path, fresh: Callable[[int], Group], tmp_path: Path
 ) -> None:
     write_files(page, tmp_path)
-    code = prelude(page) + [[block.place, block.code] for block in blocks(page) if block.runs]
+    code = prelude(page) + [[block.location, block.code] for block in blocks(page) if block.runs]
     ranks = as_by_torchrun(2)
     how = {"folder": str(tmp_path), "code": code, "deadline_s": 150}
     said, _ = fresh(2).run(run_page, per_rank=ranks, **how)

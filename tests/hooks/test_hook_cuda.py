@@ -227,8 +227,8 @@ def test_compressors_are_switched_on_a_gpu_as_on_a_cpu(two: Group, tmp_path: Pat
     switches = [(1, {"compressor": "int8"}, 3), (3, {"compressor": "none"}, None)]
     job, config = switching, settings("topk")
     results = [
-        run_on(two, place, job, config=config, switches=switches, steps=7, folder=str(tmp_path))
-        for place in ("cpu", "gpu")
+        run_on(two, device, job, config=config, switches=switches, steps=7, folder=str(tmp_path))
+        for device in ("cpu", "gpu")
     ]
     assert results[0] == results[1]
 
@@ -276,8 +276,8 @@ def test_a_rank_that_stops_is_given_up_and_what_waits_for_it_on_the_gpu_goes_on(
     assert seen["seconds"] < 4.0
 
 
-def run_on(group: Group, place: str, job: Callable[..., Any], **options: Any) -> Any:
+def run_on(group: Group, device: str, job: Callable[..., Any], **options: Any) -> Any:
     """Do a job with gradients on the CPU, or on an emulated GPU."""
-    if place == "cpu":
+    if device == "cpu":
         return group.run(job, **options)
     return group.run(on_gpu, job=job, **options)

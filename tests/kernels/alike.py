@@ -59,8 +59,8 @@ def alike(
             continue
         with context:
             found = run(kernels)
-        for place, (one, other) in enumerate(zip(found, due, strict=True)):
-            assert _same(one, other), f"{name}: result {place} is {one}, not {other}"
+        for number, (one, other) in enumerate(zip(found, due, strict=True)):
+            assert _same(one, other), f"{name}: result {number} is {one}, not {other}"
         assert all(map(same_bits, reads, before)), f"{name} wrote to what it only reads"
     return due
 

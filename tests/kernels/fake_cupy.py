@@ -51,7 +51,7 @@ class FakeCuPy(SimpleNamespace):
         self.loaded: list[str] = []
         self.gpus: int | Exception = 1
         self.memory: Exception | None = None
-        self.place = 4096
+        self.address = 4096
         self.compiler: Exception | None = None
         self.compiles_s = 0.0
         self.captures: dict[int, list[tuple[Any, ...]]] = {}
@@ -150,7 +150,7 @@ class FakeCuPy(SimpleNamespace):
     def _alloc(self, size_bytes: int) -> Any:
         if self.memory is not None:
             raise self.memory
-        return SimpleNamespace(ptr=self.place, size=size_bytes)
+        return SimpleNamespace(ptr=self.address, size=size_bytes)
 
 
 def forget() -> None:

@@ -182,8 +182,8 @@ def asks_for_the_next_block_before_it_writes_this_one(ptx: str, stream: Stream) 
     text = body(ptx, stream.name)
     loads = [found.start() for found in re.finditer(r"ld\.global(\.nc)?\.v4", text)]
     first_store = text.index("st.global")
-    turns = sum(place < first_store for place in loads) * 16 // stream.asked_bytes
-    assert turns == 2, stream.name
+    iterations = sum(load < first_store for load in loads) * 16 // stream.asked_bytes
+    assert iterations == 2, stream.name
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: f"{stream.source}-{stream.name}")

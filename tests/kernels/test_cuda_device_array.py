@@ -63,9 +63,9 @@ def test_lies_on_the_gpu_for_every_kernel() -> None:
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     form = Form(bits=8, block=256)
     made = []
-    for place in (on_device, lambda array: array):
+    for moved in (on_device, lambda array: array):
         codes, scales = np.zeros(1000, np.uint8), np.zeros(4, np.float32)
-        quantize_blockwise(place(x), place(codes), place(scales), form=form)
+        quantize_blockwise(moved(x), moved(codes), moved(scales), form=form)
         made.append((codes, scales))
     assert device_of(on_device(x)) == "cuda"
     assert (made[0][0] == made[1][0]).all()

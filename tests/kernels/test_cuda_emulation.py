@@ -56,8 +56,8 @@ KERNEL(a_lane_outside_the_mask, 64, (int* out)) {
 KERNEL(count_all, 64, (int* out)) { atomicAdd(out, 1); }
 
 KERNEL(two_at_once, 64, (unsigned* out)) {
-    uint2* place = reinterpret_cast<uint2*>(out);
-    if (threadIdx.x == 3) *place = make_uint2(1, 2);
+    uint2* pair = reinterpret_cast<uint2*>(out);
+    if (threadIdx.x == 3) *pair = make_uint2(1, 2);
     __syncthreads();
 }
 

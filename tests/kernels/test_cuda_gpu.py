@@ -38,8 +38,8 @@ def test_launches_with_addresses_and_numbers_on_the_current_stream(cupy: FakeCuP
     seen: list[int] = []
 
     def look(parameters: int) -> None:
-        places = (ctypes.c_void_p * 3).from_address(parameters)
-        seen.extend(ctypes.c_uint64.from_address(place or 0).value for place in places)
+        addresses = (ctypes.c_void_p * 3).from_address(parameters)
+        seen.extend(ctypes.c_uint64.from_address(address or 0).value for address in addresses)
 
     cupy.does["quantize_8_of_256"] = look
     quantize()
@@ -86,8 +86,8 @@ def test_a_kernel_finds_its_parameters_as_a_compiler_lays_them_out() -> None:
     def start(function: int, blocks: int, *sizes_and_stream: int) -> None:
         *_, stream, parameters, _ = sizes_and_stream
         assert (function, stream) == (5, 9)
-        places = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
-        assert run(b"note", blocks, places, 0, error, 1) == 0
+        addresses = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
+        assert run(b"note", blocks, addresses, 0, error, 1) == 0
 
     def arguments(turn: int) -> tuple[Any, ...]:
         there = [DeviceArray(x[turn:].ctypes.data, 1, x.dtype, x) for x in (given, out)]
@@ -107,8 +107,8 @@ def test_launches_at_once_have_parameters_of_their_own() -> None:
     kernel: Kernel
 
     def value(parameters: int) -> int:
-        place = (ctypes.c_void_p * 1).from_address(parameters)[0]
-        return ctypes.c_int32.from_address(place or 0).value
+        address = (ctypes.c_void_p * 1).from_address(parameters)[0]
+        return ctypes.c_int32.from_address(address or 0).value
 
     def start(_: int, blocks: int, *others: int) -> None:
         if blocks == 1:  # while the driver is at it, another thread launches
@@ -130,7 +130,7 @@ def test_a_build_that_makes_zeros_of_small_numbers_is_refused(
     cupy: FakeCuPy, flushed: bool
 ) -> None:
     answer = np.array([flushed], np.uint64)
-    cupy.place = answer.ctypes.data
+    cupy.address = answer.ctypes.data
     for _ in range(2):
         if flushed:
             with pytest.raises(KernelUnavailable, match=r"-ftz=true.*COMPRESSA_CACHE_DIR"):

@@ -72,10 +72,10 @@ def hostile(k: int, seed: int) -> Iterator[Array]:
     """Indices of which some, one, or all are not what they should be."""
     random = np.random.default_rng(seed)
     good = np.sort(random.permutation(N)[:k]).astype(np.uint32)
-    for place in (0, k // 2, k - 1):
+    for index in (0, k // 2, k - 1):
         for bad in (N, N + 1, N + 1000, 2**31, 2**32 - 1):
             one = good.copy()
-            one[place] = bad
+            one[index] = bad
             yield one
     yield np.sort(random.integers(N, N + GUARD, k, dtype=np.uint32))
     yield random.integers(0, N + GUARD, k, dtype=np.uint32)

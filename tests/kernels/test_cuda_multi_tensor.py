@@ -73,8 +73,8 @@ def launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
 def test_sixty_four_vectors_take_one_launch_whose_parameter_says_where_they_lie(
     launches: list[Launch],
 ) -> None:
-    place, form = OnGpu(), Form(bits=4, block=128)
-    vectors = [place.vector(size, form) for size in [100_000, 0, 5] + 62 * [1024]]
+    gpu, form = OnGpu(), Form(bits=4, block=128)
+    vectors = [gpu.vector(size, form) for size in [100_000, 0, 5] + 62 * [1024]]
     batch = BlockwiseVectors(vectors, form=form)
     for _ in range(2):
         multi_tensor_quantize(batch, loss_scale=4.0)
@@ -99,10 +99,10 @@ def test_sixty_four_vectors_take_one_launch_whose_parameter_says_where_they_lie(
 def test_sixty_four_vectors_are_summed_by_one_launch_for_every_eight_payloads(
     launches: list[Launch],
 ) -> None:
-    place, form = OnGpu(), Form(bits=8, block=256)
+    gpu, form = OnGpu(), Form(bits=8, block=256)
     sizes = [100_000, 0, 5] + 61 * [1024]
-    batch = parts_of(form, *(place.array(size, np.float32) for size in sizes))
-    payloads = [place.array(batch.payload_bytes, np.uint8) for _ in range(9)]
+    batch = parts_of(form, *(gpu.array(size, np.float32) for size in sizes))
+    payloads = [gpu.array(batch.payload_bytes, np.uint8) for _ in range(9)]
     for _ in range(2):
         multi_tensor_sum(batch, payloads, weight=0.5)
     assert len(launches) == 4

@@ -248,11 +248,11 @@ def test_a_sample_that_misleads_changes_nothing_but_the_time(factor: float, room
 
 
 @on_every_backend
-@pytest.mark.parametrize("place", [None, 3, 135_000])
-def test_more_than_all_threads_take_at_a_time_equals_reference(place: int | None) -> None:
+@pytest.mark.parametrize("index", [None, 3, 135_000])
+def test_more_than_all_threads_take_at_a_time_equals_reference(index: int | None) -> None:
     x = np.random.default_rng(6).standard_t(3, 140_011).astype(np.float32)
-    if place is not None:
-        x[place] = np.inf
+    if index is not None:
+        x[index] = np.inf
     check("sidco", x, (1000, 3), 1200)
     check("sidco", x, (1000, 3), 140_000, (None, 3.0))
     check("dgc", x, (1000, 20_000), most_selected(1000))
@@ -283,8 +283,8 @@ def test_a_threshold_that_few_reach_is_lowered_step_by_step(
 @pytest.mark.parametrize("step", [0.97, 0.99, 0.996])
 def test_a_threshold_is_lowered_ten_times_at_most(step: float) -> None:
     x = np.zeros(N, np.float32)
-    places = sample_indices(N, 1500)
-    x[places] = np.random.default_rng(1).permutation(step ** np.arange(places.size))
+    indices = sample_indices(N, 1500)
+    x[indices] = np.random.default_rng(1).permutation(step ** np.arange(indices.size))
     check("dgc", x, (2000, 1500), most_selected(2000), (None, 1.0))
     check("dgc", x, (400, 1500), most_selected(400), (4, 1.0))
 
@@ -316,10 +316,10 @@ def test_the_smallest_threshold_is_the_smallest_number_above_zero(tiny: float) -
 
 @on_every_backend
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("place", [0, 1234, -1])
-def test_one_value_that_is_not_finite_undoes_a_selection(bad: float, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1234, -1])
+def test_one_value_that_is_not_finite_undoes_a_selection(bad: float, index: int) -> None:
     x = np.random.default_rng(2).standard_normal(9003).astype(np.float32)
-    x[place] = bad
+    x[index] = bad
     for keep in ((3, 1.0), (None, 3.0)):
         for k, sample in ((1, 10), (50, x.size), (x.size, x.size)):
             check("dgc", x, (k, sample), dgc_room(x, k), keep)

@@ -79,7 +79,7 @@ def test_every_width_at_an_odd_address(width: int) -> None:
 
 @on_every_backend
 @pytest.mark.parametrize(("width", "shift"), [(1, 0), (7, 3), (13, 0), (29, 1), (32, 2)])
-def test_threads_take_more_than_one_turn_of_a_stream(width: int, shift: int) -> None:
+def test_threads_take_more_than_one_iteration_of_a_stream(width: int, shift: int) -> None:
     n = 3 * 16 * CTA * 32 // width
     check_stream(n, width, shift, 1)
 
@@ -133,7 +133,7 @@ def test_long_bitmaps(density: float, shift: int) -> None:
 
 
 @on_emulated_cuda
-def test_tiles_of_more_than_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_more_than_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_TILES", 3)
     check_bitmap(chosen(200_007, 0.4, 1), 200_007, 5)
 
@@ -195,7 +195,7 @@ def test_bad_bitmap_writes_nothing(bitmap: list[int]) -> None:
 
 @on_emulated_cuda
 @pytest.mark.parametrize("n", [0, 1, 7, 255, 2048, 2049, 7001])
-def test_counts_become_places(n: int) -> None:
+def test_counts_become_positions(n: int) -> None:
     counts = np.random.default_rng(n).integers(0, 2**40, n + 1)
     due = np.concatenate(([0], np.cumsum(counts[:-1])))
     with running_on(Emulated(n)):
@@ -248,12 +248,12 @@ def test_one_step_that_does_not_increase_is_seen(
 
 
 @on_every_backend
-@pytest.mark.parametrize("place", [1, 20_001, 40_001])
-def test_one_among_many_decides(place: int) -> None:
+@pytest.mark.parametrize("index", [1, 20_001, 40_001])
+def test_one_among_many_decides(index: int) -> None:
     indices = np.arange(70_001, dtype=np.uint32)
     assert check_indices(indices, 70_001, orders=range(2))[1]
     assert not check_indices(indices, 70_000, orders=range(2))[1]
-    indices[place] = 90_000
+    indices[index] = 90_000
     assert check_indices(indices, 90_001, orders=range(2)) == (True, False)
     assert not check_indices(indices, 90_000, orders=range(2))[0]
 

@@ -131,18 +131,18 @@ def test_dequantize_of_any_bytes_equals_reference(
 @on_every_backend
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize(("bits", "block"), [(b, n) for b in (8, 4, 2) for n in HELD[b]])
-def test_blocks_held_in_registers_over_many_turns(
+def test_blocks_held_in_registers_over_many_iterations(
     bits: int, block: int, statistic: Statistic
 ) -> None:
     """Whole groups of blocks, one after another by the same threads, and then the rest."""
     form = Form(bits=bits, block=block, statistic=statistic)
-    place = STATISTICS.index(statistic)
+    number = STATISTICS.index(statistic)
     group = 256 // quantizer_for(bits, block)[1] * block
-    n = group * (37 if place == 0 and block <= 512 else 3) + block + 7
+    n = group * (37 if number == 0 and block <= 512 else 3) + block + 7
     x = np.random.default_rng(block).standard_normal(n).astype(np.float32)
     x[block] = np.inf
-    given_x, residual = as_kind(x, KINDS[place % 3]), residual_for(x, None if place == 3 else 1)
-    noise = Noise(1, 2, 3, 4, 2**40 + 13 * place) if place % 2 else None
+    given_x, residual = as_kind(x, KINDS[number % 3]), residual_for(x, None if number == 3 else 1)
+    noise = Noise(1, 2, 3, 4, 2**40 + 13 * number) if number % 2 else None
     alike(
         "blockwise",
         lambda k: quantized(k, given_x, form, residual, 3.0, noise),

@@ -29,16 +29,16 @@ def test_equals_reference_wherever_the_bytes_lie(size: int, seed: int, shift: in
 
 @on_every_backend
 @pytest.mark.parametrize("size", [70_001, 300_007])
-def test_threads_take_more_than_one_turn(size: int) -> None:
+def test_threads_take_more_than_one_iteration(size: int) -> None:
     check(drawn(size, 0))
 
 
 def test_is_the_sum_of_mixed_words_that_is_written_down() -> None:
     wrap, data = 1 << 64, np.arange(21, dtype=np.uint8)
     total = 21
-    for place in range(3):
-        word = int.from_bytes(bytes(data[8 * place : 8 * place + 8]), "little")
-        m = (word + place * A) % wrap
+    for index in range(3):
+        word = int.from_bytes(bytes(data[8 * index : 8 * index + 8]), "little")
+        m = (word + index * A) % wrap
         m = (m ^ m >> 32) * B % wrap
         total += m ^ m >> 29
     assert checksum(data) == total % wrap == 12985273621825283316
@@ -56,7 +56,7 @@ def test_any_change_within_one_word_is_seen(size: int, seed: int, data: st.DataO
 
 
 @given(st.integers(2, 300), seeds)
-def test_places_and_lengths_count(words: int, seed: int) -> None:
+def test_indices_and_lengths_count(words: int, seed: int) -> None:
     data = drawn(8 * words, seed)
     moved = np.roll(data, 8)
     assert np.array_equal(moved, data) or checksum(moved) != checksum(data)

@@ -71,7 +71,9 @@ def test_absorbing_equals_reference(
 @on_every_backend
 @settings(max_examples=12)
 @given(gradients(sizes=LONG), st.sampled_from((64, 256, 1024, 3001, 8192, 9000)), st.booleans())
-def test_absorbing_of_more_than_one_turn_equals_reference(x: F32, chunk: int, clear: bool) -> None:
+def test_absorbing_of_more_than_one_iteration_equals_reference(
+    x: F32, chunk: int, clear: bool
+) -> None:
     check_absorb(x, chunk, 3, 3.0, clear)
 
 

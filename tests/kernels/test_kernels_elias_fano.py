@@ -136,8 +136,8 @@ def check_joined(indices: Array, low_bits: int, shift: int, **how: Any) -> None:
     lows = given_lows if low_bits else poisoned(size, np.uint32)
 
     def run(kernels: Any) -> list[Array]:
-        whole, places = odd(indices + np.arange(size, dtype=np.uint32), shift)
-        kernels.join(places, lows, low_bits)
+        whole, positions = odd(indices + np.arange(size, dtype=np.uint32), shift)
+        kernels.join(positions, lows, low_bits)
         return [whole]
 
     alike("elias_fano", run, **how)

@@ -42,7 +42,7 @@ def test_absorb_equals_reference(x: F32, seed: int, loss_scale: float, shift: in
 
 
 @on_every_backend
-def test_threads_take_more_than_one_turn() -> None:
+def test_threads_take_more_than_one_iteration() -> None:
     x, residual = np.random.default_rng(0).standard_normal((2, 40_001)).astype(np.float32)
     check_absorb(x, residual, 3.0)
 
@@ -87,8 +87,8 @@ def test_one_element_of_any_dtype_decides_whether_all_are_finite(
     whole = np.full(n + 16, infinity, f"u{size // 8}")  # around the elements, which does not count
     whole[shift : shift + n] = bits_of(dtype, n)
     if bad and n:
-        place, nan, negative = int(bad[0] * n), bad[1], bad[2]
-        whole[shift + place] = infinity + nan + (negative << size - 1)
+        index, nan, negative = int(bad[0] * n), bad[1], bad[2]
+        whole[shift + index] = infinity + nan + (negative << size - 1)
     x = whole.view(dtype)[shift : shift + n]
     assert finite(x) == (not (bad and n))
 

@@ -80,7 +80,7 @@ def test_quantize_equals_reference(x: F32, kind: str, form: Format, block: int, 
 @on_every_backend
 @pytest.mark.parametrize("block", HELD[8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_held_in_registers_over_many_turns(block: int, kind: str) -> None:
+def test_blocks_held_in_registers_over_many_iterations(block: int, kind: str) -> None:
     x = np.random.default_rng(block).standard_normal(8 * 37 * block + block + 7).astype(np.float32)
     x[block] = np.inf
     residual = None if kind == KINDS[-1] else residual_for(x, 1)

@@ -68,7 +68,7 @@ def test_scaling_of_any_integers_equals_reference(
 
 @on_every_backend
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_take_more_than_one_turn(dtype: type) -> None:
+def test_threads_take_more_than_one_iteration(dtype: type) -> None:
     x = np.random.default_rng(0).standard_normal(90_001).astype(np.float32)
     check_rounding(x, 20.0, 42, dtype, 77)
 

@@ -172,7 +172,7 @@ def test_split_equals_reference(
 
 @on_every_backend
 @pytest.mark.parametrize(("shape", "shift"), [((270, 256), 0), ((270, 256), 1), ((200, 333), 0)])
-def test_products_of_many_turns(shape: tuple[int, int], shift: int) -> None:
+def test_products_of_many_iterations(shape: tuple[int, int], shift: int) -> None:
     check_split(shape, 5, 3, 0.25, True, shift)
 
 
@@ -358,7 +358,7 @@ def test_a_row_lives_by_one_element_and_minus_zero_is_none() -> None:
     assert np.flatnonzero(found == SPOILED).tolist() == [3, 5, 7]
 
 
-def test_directions_that_vanished_are_drawn_anew_by_the_numbers_of_their_places() -> None:
+def test_directions_that_vanished_are_drawn_anew_by_the_numbers_of_their_indices() -> None:
     factor = np.random.default_rng(0).standard_normal((3, 17)).astype(np.float32)
     factor[1] = 0
     kept, verdicts = poisoned(factor.shape, np.float32), poisoned(3, np.uint32)
@@ -417,10 +417,10 @@ def test_all_of_it_takes_arrays_of_a_gpu() -> None:
     """By the public functions, whose checks look at shapes."""
     random, made = np.random.default_rng(5), []
     given = [values_of(random, shape, 0) for shape in ((70, 90), (70, 90), (3, 70), (3, 90))]
-    for place in (on_device, lambda array: array):
+    for moved in (on_device, lambda array: array):
         arrays = [array.copy() for array in given]
         arrays += [poisoned(given[3].shape, np.float32), poisoned(3, np.uint32)]
-        x, residual, p, q, kept, verdicts = (place(array) for array in arrays)
+        x, residual, p, q, kept, verdicts = (moved(array) for array in arrays)
         public.left_factor(x, q, p, residual=residual, loss_scale=4.0)
         public.orthonormalize(p)
         public.right_factor(x, p, q)

@@ -121,9 +121,9 @@ def test_blocks_held_in_registers(bits: int, block: int, noise: Noise | None) ->
     form = SignForm(block=block) if bits == 1 else Form(bits=bits, block=block)
     group = 256 // quantizer_for(bits, block)[1] * block
     sizes = (2 * group + block + 3, group, block - 1, 0, 3 * group, group + 1)
-    xs = [drawn(n, place) for place, n in enumerate(sizes)]
+    xs = [drawn(n, number) for number, n in enumerate(sizes)]
     xs[4] = odd(xs[4], 1)[1]
-    given_xs = [(x, residual_for(x, 3 * place or None)) for place, x in enumerate(xs)]
+    given_xs = [(x, residual_for(x, 3 * number or None)) for number, x in enumerate(xs)]
     noise = None if bits == 1 else noise
     alike("multi_tensor", lambda k: quantized(k, given_xs, form, noise, 3.0), on_cpu=False)
 
@@ -219,14 +219,14 @@ def test_signs_of_a_list_are_those_of_each_vector_in_any_order(block: int) -> No
 @pytest.mark.parametrize("shift", [1, 3])
 def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(shift: int) -> None:
     x, parts = drawn(1000, shift), pairwise((shift, 300 + shift, 301 + shift, 1000 - shift))
-    places = [slice(*ends) for ends in parts]
+    spans = [slice(*ends) for ends in parts]
 
     def quantized_there(kernels: Any) -> list[Array]:
         left, codes = x.copy(), poisoned(1000, np.uint8)
-        scales = [poisoned(-(-(part.stop - part.start) // 64), np.float32) for part in places]
+        scales = [poisoned(-(-(part.stop - part.start) // 64), np.float32) for part in spans]
         vectors = [
             BlockwiseVector(x[part], codes[part], own, None, left[part])
-            for part, own in zip(places, scales, strict=True)
+            for part, own in zip(spans, scales, strict=True)
         ]
         batch = BlockwiseVectors(vectors, form=FORM)
         kernels.multi_tensor_quantize(batch, noise=None, loss_scale=2.0)
@@ -278,13 +278,13 @@ class Decoding:
     ) -> None:
         random = np.random.default_rng(seed)
         self.form, self.dtype, end = form, dtype, 4 * seed % 12
-        self.places: list[tuple[int, ...]] = []
+        self.begins: list[tuple[int, ...]] = []
         self.sizes = sizes
         for size in sizes:
             units_bytes = 4 * -(-size // form.block)
             heads = 2 if ranged(form) else 1
             firsts = [end + i * units_bytes for i in range(heads + 1)]
-            self.places.append((firsts[-1], *firsts[:-1]))
+            self.begins.append((firsts[-1], *firsts[:-1]))
             end = -(-(firsts[-1] + form.code_bytes(size) + 2) // 4) * 4
         self.payload_bytes = end
         self.payloads = [self._payload(random) for _ in range(count)]
@@ -292,7 +292,7 @@ class Decoding:
     def batch(self, outs: list[Array] | None = None) -> BlockwiseParts:
         """Vectors to decode to, whatever is in them now."""
         outs = outs or [poisoned(size, self.dtype) for size in self.sizes]
-        parts = [BlockwisePart(o, *own) for o, own in zip(outs, self.places, strict=True)]
+        parts = [BlockwisePart(o, *own) for o, own in zip(outs, self.begins, strict=True)]
         return BlockwiseParts(parts, form=self.form, payload_bytes=self.payload_bytes)
 
     def _payload(self, random: np.random.Generator) -> Array:

@@ -74,7 +74,7 @@ def test_more_blocks_than_teams_in_any_order(block: int, feedback: bool) -> None
 @on_every_backend
 @pytest.mark.parametrize("block", HELD[1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_held_in_registers_over_many_turns(block: int, kind: str) -> None:
+def test_blocks_held_in_registers_over_many_iterations(block: int, kind: str) -> None:
     x = np.random.default_rng(block).standard_normal(37 * GROUP + block + 7).astype(np.float32)
     x[block], x[2 * block] = np.inf, -0.0
     given_x, residual = as_kind(x, kind), None if kind == KINDS[-1] else residual_for(x, 1)

@@ -128,7 +128,7 @@ def test_dequantize_of_any_bytes_equals_reference(
         (70_001, 1 << 17),
     ],
 )
-def test_teams_and_pieces_of_many_turns(n: int, group: int) -> None:
+def test_teams_and_pieces_of_many_iterations(n: int, group: int) -> None:
     x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
     check_quantize(x, group, residual_for(x, 3), 3.0, orders=(0, 1))
     check_dequantize(n, group, 1, 0.5, True, 0)

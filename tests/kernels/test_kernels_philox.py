@@ -83,7 +83,7 @@ def test_words_and_fractions_equal_reference(n: int, noise: Noise) -> None:
 
 @on_every_backend
 @pytest.mark.parametrize("start", [0, 3, 1024])
-def test_threads_take_more_than_one_turn(start: int) -> None:
+def test_threads_take_more_than_one_iteration(start: int) -> None:
     check(150_001, NOISE._replace(start=start))
 
 

@@ -35,13 +35,13 @@ def test_one_other_bit_is_seen(prefix: bytes, shift: int, data: st.DataObject) -
 
 
 @on_every_backend
-@pytest.mark.parametrize("place", range(LONGEST))
-def test_each_byte_counts(place: int) -> None:
+@pytest.mark.parametrize("index", range(LONGEST))
+def test_each_byte_counts(index: int) -> None:
     x = np.arange(LONGEST, dtype=np.uint8)
     prefix = x.tobytes()
-    x[place] ^= 0x80
+    x[index] ^= 0x80
     assert not begins(x, prefix)
-    assert begins(x, prefix[:place])
+    assert begins(x, prefix[:index])
 
 
 @given(prefixes.filter(bool))

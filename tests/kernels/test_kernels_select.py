@@ -162,11 +162,11 @@ def test_ties_at_the_end_of_the_room_go_to_the_lowest_index(room: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1000, 150_000])
-@pytest.mark.parametrize("place", [0, 7, 999])
+@pytest.mark.parametrize("index", [0, 7, 999])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_value_that_is_not_finite_is_all_that_is_found(bad: float, place: int, n: int) -> None:
+def test_one_value_that_is_not_finite_is_all_that_is_found(bad: float, index: int, n: int) -> None:
     x = np.random.default_rng(5).standard_normal(n).astype(np.float32)
-    x[place] = bad
+    x[index] = bad
     for relative_to in ("one", "rms", "max"):
         residual = residual_for(x, 6)
         assert residual is not None
@@ -174,7 +174,7 @@ def test_one_value_that_is_not_finite_is_all_that_is_found(bad: float, place: in
         indices, values = above(select_above, x, 1.0, 50, residual, 1.0, relative_to)
         assert indices.tolist() == [0]
         assert np.isnan(values).all()
-        q[[0, place]] = before[[0, place]]
+        q[[0, index]] = before[[0, index]]
         assert same_bits(residual, q)
 
 
@@ -349,17 +349,17 @@ def test_every_element_is_either_sent_or_kept(x: F32, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("n", [10, 150_000])
-@pytest.mark.parametrize("place", [0, 4, 9])
+@pytest.mark.parametrize("index", [0, 4, 9])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_value_that_is_not_finite_makes_the_first_sent_a_nan(
-    bad: float, place: int, n: int
+    bad: float, index: int, n: int
 ) -> None:
     x = np.random.default_rng(8).standard_normal(n).astype(np.float32)
-    x[place] = bad
+    x[index] = bad
     indices, residual = np.array([4, 6, 8], np.uint32), residual_for(x, 9)
     assert residual is not None
     due, values = x + residual, poisoned(3, np.float32)
-    due[[4, place]] = residual[[4, place]]
+    due[[4, index]] = residual[[4, index]]
     select_at(x, indices, values, residual=residual)
     assert np.isnan(values[0])
     assert values[1:].tolist() == [0.0, 0.0]

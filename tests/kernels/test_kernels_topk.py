@@ -88,8 +88,8 @@ AWKWARD = (
 
 def awkward(kind: str, n: int = 30_000) -> F32:
     random = np.random.default_rng(7)
-    x, places = random.standard_normal(n), np.arange(n)
-    ten, twenty = (1.0 + (places * 7919 % 2**bits) * 2.0**-23 for bits in (10, 19))
+    x, indices = random.standard_normal(n), np.arange(n)
+    ten, twenty = (1.0 + (indices * 7919 % 2**bits) * 2.0**-23 for bits in (10, 19))
     made = {
         "equal": np.full(n, -1.5),
         "zero": np.zeros(n),
@@ -97,12 +97,12 @@ def awkward(kind: str, n: int = 30_000) -> F32:
         "equal bits but the last ten": np.copysign(ten, x),
         "equal bits but the last twenty": twenty,
         "denormal": x * 1e-42,
-        "half zero": np.where(places % 2, x, 0),
+        "half zero": np.where(indices % 2, x, 0),
         "one in a thousand": np.where(random.random(n) < 0.001, x, 0),
-        "one-hot": np.where(places == n // 2, 3, 0),
+        "one-hot": np.where(indices == n // 2, 3, 0),
         "sorted": np.sort(x),
-        "large ones close together": np.where(places < n // 20, x, 1e-3 * x),
-        "periodic": np.where(places % 1024, x, 100 * x),
+        "large ones close together": np.where(indices < n // 20, x, 1e-3 * x),
+        "periodic": np.where(indices % 1024, x, 100 * x),
         "heavy tails": np.clip(random.standard_t(0.5, n), -1e38, 1e38),
     }
     return made.get(kind, x).astype(np.float32)
@@ -195,13 +195,13 @@ def test_the_order_of_threads_does_not_matter(sampled_early: int) -> None:
 @on_every_backend
 @pytest.mark.parametrize("n", [3, 2049, None])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 1, -1])
+@pytest.mark.parametrize("index", [0, 1, -1])
 def test_one_value_that_is_not_finite_undoes_a_selection(
-    n: int | None, bad: float, place: int, sampled_early: int
+    n: int | None, bad: float, index: int, sampled_early: int
 ) -> None:
     n = n or sampled_early + 5
     x = np.random.default_rng(2).standard_normal(n).astype(np.float32)
-    x[place] = bad
+    x[index] = bad
     for k in (0, 1, n // 2, n):
         check_selection(x, k)
         check_selection(x, k, (None, 3.0))
@@ -209,10 +209,10 @@ def test_one_value_that_is_not_finite_undoes_a_selection(
 
 @on_every_backend
 @pytest.mark.parametrize("n", [30_000, 150_000])
-@pytest.mark.parametrize("place", [0, 70, 29_999])
-def test_one_value_that_is_not_finite_undoes_a_large_selection(n: int, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 70, 29_999])
+def test_one_value_that_is_not_finite_undoes_a_large_selection(n: int, index: int) -> None:
     x = awkward("normal", n)
-    x[place] = np.inf
+    x[index] = np.inf
     check_selection(x, n // 100, large=True)
 
 
@@ -321,9 +321,9 @@ def test_scatter_add_sees_one_index_that_is_out_of_order_wherever_it_is(k: int) 
     n = 3 * k
     increasing = np.sort(np.random.default_rng(k).permutation(n)[:k]).astype(np.uint32)
     check_sum(increasing, n, 1)
-    for place in (1, k // 2, k - 1):
+    for index in (1, k // 2, k - 1):
         repeated = increasing.copy()
-        repeated[place] = repeated[place - 1]
+        repeated[index] = repeated[index - 1]
         check_sum(repeated, n, 2)
 
 

@@ -44,8 +44,8 @@ class Network:
             seconds = messages * self._link.message_s + ask.size_bytes * self._link.byte_s
             seconds *= HOPS
         if self.rounds:  # sizes are chosen before the first round
-            place = self.rounds - 1
-            seconds *= self._slower[place] if place < len(self._slower) else 1.0
+            round_index = self.rounds - 1
+            seconds *= self._slower[round_index] if round_index < len(self._slower) else 1.0
         self.took_s += seconds * (1 + max(ask.rounds, 1))
         return Timed([seconds], 2)
 
@@ -65,9 +65,9 @@ def test_an_undisturbed_network_is_fitted_exactly(link: Link) -> None:
     assert not figures.disturbed
 
 
-@given(link=LINKS, place=st.integers(0, LEAST_ROUNDS - 1), slower=FACTORS)
-def test_one_disturbed_round_changes_nothing(link: Link, place: int, slower: float) -> None:
-    disturbed = Network(link, *[1.0] * place, slower)
+@given(link=LINKS, round_index=st.integers(0, LEAST_ROUNDS - 1), slower=FACTORS)
+def test_one_disturbed_round_changes_nothing(link: Link, round_index: int, slower: float) -> None:
+    disturbed = Network(link, *[1.0] * round_index, slower)
     figures = disturbed.fitted()
     assert figures.link == Network(link).fitted().link
     if disturbed.rounds == MOST_ROUNDS:

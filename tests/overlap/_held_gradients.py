@@ -52,8 +52,8 @@ class Held:
                 self.let_come(self._random.randrange(len(self.coming)))
             future.result()
 
-    def let_come(self, place: int) -> None:
-        gradients, future = self.coming.pop(place)
+    def let_come(self, number: int) -> None:
+        gradients, future = self.coming.pop(number)
         for values in gradients.values():
             assert type(values) is torch.Tensor, "the engine must not be handed what is lazy"
             with _disable_current_modes():  # on other threads there are none

@@ -219,9 +219,9 @@ def test_the_forward_waits_for_a_parameter_where_it_is_used_first() -> None:
                 names[id(p)] for p in net.parameters() if type(p) is not nn.Parameter
             )
         )
-        for place in range(len(gradients.coming) - 1, -1, -1):
-            if set(gradients.coming[place][0]) & {"0.weight", "0.bias"}:
-                gradients.let_come(place)
+        for number in range(len(gradients.coming) - 1, -1, -1):
+            if set(gradients.coming[number][0]) & {"0.weight", "0.bias"}:
+                gradients.let_come(number)
         model(INPUTS)
     assert order == ["2.weight", "2.bias", "4.weight", "4.bias"]
     assert list(model.need_s) == ["0.weight", "0.bias", *order]

@@ -25,14 +25,14 @@ def gradient_of(net: nn.Linear) -> torch.Tensor:
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_are_in_the_same_memory_in_every_step(set_to_none: bool) -> None:
     net, optimizer = network()
-    places = set()
+    addresses = set()
     with held(net, optimizer) as (model, _):
         for _ in range(4):
             optimizer.zero_grad(set_to_none)
             model(INPUTS).square().mean().backward()
-            places.add(gradient_of(net).data_ptr())
+            addresses.add(gradient_of(net).data_ptr())
             optimizer.step()
-    assert len(places) == 1
+    assert len(addresses) == 1
 
 
 def test_a_gradient_that_somebody_keeps_stays_as_it_was() -> None:
@@ -52,13 +52,13 @@ def test_a_gradient_that_somebody_keeps_stays_as_it_was() -> None:
 
 def test_where_updates_do_not_wait_gradients_stay_where_backward_puts_them() -> None:
     net, optimizer = network()
-    places = []
-    net.weight.register_hook(lambda gradient: places.append(gradient.data_ptr()))
+    addresses = []
+    net.weight.register_hook(lambda gradient: addresses.append(gradient.data_ptr()))
     with held(net, optimizer, overlap=False) as (model, _):
         for _ in range(3):
             optimizer.zero_grad()
             model(INPUTS).square().mean().backward()
-            assert gradient_of(net).data_ptr() == places[-1]
+            assert gradient_of(net).data_ptr() == addresses[-1]
             optimizer.step()
 
 

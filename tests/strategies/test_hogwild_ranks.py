@@ -69,9 +69,9 @@ def sparse(*, steps: int) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with compressa.attach(model, optimizer, HOGWILD) as strategy:
         for _ in range(steps):
-            places = torch.randint(2000, (16, 4), generator=own)
+            words = torch.randint(2000, (16, 4), generator=own)
             optimizer.zero_grad()
-            error = strategy.model(places)[:, 0] - truth[places].sum(1)
+            error = strategy.model(words)[:, 0] - truth[words].sum(1)
             functional.mse_loss(error, torch.zeros_like(error), reduction="sum").backward()
             strategy.step()
         strategy.sync()
@@ -99,9 +99,9 @@ def separable(*, elems: int, steps: int, rate: float) -> list[float]:
     found = [float((model.weight[:, 0] - wanted).square().sum().detach() / 2)]
     with compressa.attach(model, optimizer, HOGWILD) as strategy:
         for _ in range(steps):
-            place = torch.randint(elems, (1, 1), generator=drawn)
+            index = torch.randint(elems, (1, 1), generator=drawn)
             optimizer.zero_grad()
-            (elems / 2 * (strategy.model(place)[0, 0] - wanted[place[0, 0]]).square()).backward()
+            (elems / 2 * (strategy.model(index)[0, 0] - wanted[index[0, 0]]).square()).backward()
             strategy.step()
         strategy.sync()
         found.append(float((model.weight[:, 0] - wanted).square().sum().detach() / 2))

@@ -38,8 +38,8 @@ class NetworkGroup(Group):
         self.size, self.jobs, self.suspect = size, 0, False
         self.processes = [Process(zygote, rank) for rank in range(size)]
         hosts = bed.hosts
-        places = [{"pid": pids[r], "interface": hosts[r].interface} for r in range(size)]
-        self.run(enter_network, per_rank=places)
+        namespaces = [{"pid": pids[r], "interface": hosts[r].interface} for r in range(size)]
+        self.run(enter_network, per_rank=namespaces)
         self._meet(hosts[0].address)
 
 

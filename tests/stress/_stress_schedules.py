@@ -141,9 +141,9 @@ def _at_close(dice: random.Random, size: int, kinds: Sequence[str]) -> tuple[Fau
 def _in_training(dice: random.Random, size: int, kinds: Sequence[str]) -> tuple[Fault, ...]:
     """Several within two steps, at most one of a rank in a step; two ranks at least stay."""
     first = dice.randint(_FIRST, _LAST - 1)
-    places = [(rank, first + later) for rank in range(size) for later in (0, 1)]
+    failures = [(rank, first + later) for rank in range(size) for later in (0, 1)]
     faults: list[Fault] = []
-    for rank, step in dice.sample(places, dice.randint(2, 5)):
+    for rank, step in dice.sample(failures, dice.randint(2, 5)):
         possible = [kind for kind in kinds if _fits(kind, rank, step, size, faults)]
         if possible:
             kind = dice.choice(possible)

@@ -561,7 +561,7 @@ class CountsItsSlices(Dithers):
 
 @dataclass(frozen=True, kw_only=True)
 class Lists(Codec):
-    """Sound: a count, as many values, as many places; of Bounded size, to be broken."""
+    """Sound: a count, as many values, as many indices; of Bounded size, to be broken."""
 
     name: ClassVar[str] = "lists"
     wire_id: ClassVar[int] = 202
@@ -583,13 +583,13 @@ class Lists(Codec):
     def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         most = (x.numel() + 1) // 2
         magnitudes = torch.where(x.isfinite(), x.abs(), torch.inf)
-        places = magnitudes.topk(most).indices.sort().values
-        places = places[x[places] != 0]
-        count = len(places)
+        indices = magnitudes.topk(most).indices.sort().values
+        indices = indices[x[indices] != 0]
+        count = len(indices)
         words = payload[: 4 + 8 * count].numpy().view(np.uint32)
         words[0] = count
-        words[1 : 1 + count] = x[places].numpy().view(np.uint32)
-        words[1 + count :] = places.numpy()
+        words[1 : 1 + count] = x[indices].numpy().view(np.uint32)
+        words[1 + count :] = indices.numpy()
         if not x.isfinite().all():
             words[1 : 1 + count] = np.float32(np.nan).view(np.uint32)
         return 4 + 8 * count
@@ -599,29 +599,29 @@ class Lists(Codec):
 
     def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         self.check(payload, out.numel())
-        values, places = self.read(payload, out.numel())
-        out.index_add_(0, places, values, alpha=weight)
+        values, indices = self.read(payload, out.numel())
+        out.index_add_(0, indices, values, alpha=weight)
 
     def read(self, payload: Tensor, elems: int) -> tuple[Tensor, Tensor]:
-        """Return values and places, after checking that they are what `encode` writes."""
+        """Return values and indices, after checking that they are what `encode` writes."""
         if payload.numel() < 4 or payload.numel() != 4 + 8 * self.count(payload):
             raise PayloadError("lists: the count is not that of the bytes")
         count = self.count(payload)
         words = payload.numpy()[4:].copy().view(np.uint32)
-        places = torch.from_numpy(words[count:].astype(np.int64))
-        self.check_places(places, elems)
-        return torch.from_numpy(words[:count].view(np.float32)), places
+        indices = torch.from_numpy(words[count:].astype(np.int64))
+        self.check_indices(indices, elems)
+        return torch.from_numpy(words[:count].view(np.float32)), indices
 
     @staticmethod
     def count(payload: Tensor) -> int:
         """Return what the payload says of itself."""
         return int.from_bytes(payload[:4].numpy().tobytes(), "little")
 
-    def check_places(self, places: Tensor, elems: int) -> None:
-        """Refuse places that are not ascending, or outside."""
-        ascending = bool((places[1:] > places[:-1]).all())
-        if len(places) and not (ascending and int(places[-1]) < elems):
-            raise PayloadError("lists: the places are not ascending numbers below the length")
+    def check_indices(self, indices: Tensor, elems: int) -> None:
+        """Refuse indices that are not ascending, or outside."""
+        ascending = bool((indices[1:] > indices[:-1]).all())
+        if len(indices) and not (ascending and int(indices[-1]) < elems):
+            raise PayloadError("lists: the indices are not ascending numbers below the length")
 
 
 class TrustsItsCount(Lists):
@@ -633,19 +633,19 @@ class TrustsItsCount(Lists):
         return super().read(payload, elems)
 
 
-class TrustsItsPlaces(Lists):
-    def check_places(self, places: Tensor, elems: int) -> None:
+class TrustsItsIndices(Lists):
+    def check_indices(self, indices: Tensor, elems: int) -> None:
         """All are taken."""
 
 
-class WritesWhereItIsTold(TrustsItsPlaces):
+class WritesWhereItIsTold(TrustsItsIndices):
     """Through a pointer, as a kernel without checks would."""
 
     def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         self.check(payload, out.numel())
-        values, places = self.read(payload, out.numel())
-        for value, place in zip(values.tolist(), places.tolist(), strict=True):
-            _poke(out.data_ptr() + 4 * place, weight * value)
+        values, indices = self.read(payload, out.numel())
+        for value, index in zip(values.tolist(), indices.tolist(), strict=True):
+            _poke(out.data_ptr() + 4 * index, weight * value)
 
 
 def _poke(address: int, value: float) -> None:

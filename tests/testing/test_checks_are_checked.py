@@ -76,7 +76,7 @@ from compressa.wrappers import ErrorFeedback, FeedbackRule, Warmup
         (codecs.WritesPastThePayload(), "wrote outside"),
         (codecs.CountsItsSlices(), "other bits on 2 threads"),
         (codecs.TrustsItsCount(), "of a hostile payload allocates"),
-        (codecs.TrustsItsPlaces(), "instead of PayloadError|wrote outside"),
+        (codecs.TrustsItsIndices(), "instead of PayloadError|wrote outside"),
         (
             codecs.ChecksLessThanItDecodes(),
             "check took what decode|refused after `out` was written",
@@ -271,7 +271,7 @@ def test_the_check_of_a_long_run_finds_a_residual_lost_in_a_switch() -> None:
         check_mass_of_run(Gathers(kind=aggregators.ResetsOnBuild))
 
 
-def test_layout_check_finds_values_in_the_wrong_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layout_check_finds_values_at_wrong_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     RankChecks(Gathers()).layouts()
     monkeypatch.setattr("compressa.engine.units.unit_runtime._put_back", lambda *arguments: None)
     with pytest.raises(AssertionError, match="not contiguous come out wrong"):

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="folds m
 
 LARGE = (1 << 31) + 1024  # whole blocks
 FOLD = 1 << 20  # elements of float32 in a fold
-LONGEST = 225  # the place of a fold's largest element
+LONGEST = 225  # the index of a fold's largest element
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,10 @@ def test_top_k_finds_and_scatters_elements_beyond_2_31(x: torch.Tensor) -> None:
     assert codec.encode(x, payload, DRAW) == payload.numel()
     out = reserved(LARGE, torch.float32)
     codec.decode_add(payload, out, 2.0, DRAW)
-    places = torch.arange(folds) * FOLD + LONGEST
-    assert int(places[-1]) > 2**31
-    assert bool((out[places] == -10.0).all())
-    assert not out[places + 1].any()
+    indices = torch.arange(folds) * FOLD + LONGEST
+    assert int(indices[-1]) > 2**31
+    assert bool((out[indices] == -10.0).all())
+    assert not out[indices + 1].any()
 
 
 def test_random_k_scatters_beyond_2_31() -> None:
@@ -69,9 +69,9 @@ def test_random_k_scatters_beyond_2_31() -> None:
     values = torch.arange(1.0, 1001.0)
     out = reserved(elems, torch.float32)
     codec.decode_add(values.view(torch.uint8), out, 1.0, DRAW)
-    places = codec._indices(elems, DRAW, values.numpy())
-    assert int(places[-1]) > 2**31
-    assert torch.equal(out[places], values)
+    indices = codec._indices(elems, DRAW, values.numpy())
+    assert int(indices[-1]) > 2**31
+    assert torch.equal(out[indices], values)
 
 
 def test_scatters_reach_the_last_index_of_32_bits() -> None:

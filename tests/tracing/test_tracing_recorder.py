@@ -279,13 +279,13 @@ def test_steps_that_cannot_be_are_refused(tmp_path: Path, steps: tuple[int, int]
         Tracer(0, 1).start(tmp_path / "t.json", steps)
 
 
-def test_a_place_that_cannot_be_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"trace\.path: no trace can be written to"):
         Tracer(0, 1).start(tmp_path / "file" / "t.json")
 
 
-def test_a_place_that_has_gone_is_an_error_at_the_end(tmp_path: Path) -> None:
+def test_a_folder_that_has_gone_is_an_error_at_the_end(tmp_path: Path) -> None:
     tracer = Tracer(0, 1)
     tracer.start(tmp_path / "folder" / "t.json")
     (tmp_path / "folder").rmdir()

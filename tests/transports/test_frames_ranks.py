@@ -79,7 +79,7 @@ def _once(change: Change, step: int) -> Change:
     left = [change]
 
     def changed(header: bytes, data: bytes) -> bytes:
-        epoch, at = (_WORD.unpack_from(header, place)[0] for place in (_EPOCH_AT, _STEP_AT))
+        epoch, at = (_WORD.unpack_from(header, at_byte)[0] for at_byte in (_EPOCH_AT, _STEP_AT))
         due = epoch and at >= step and len(data) > 0
         return left.pop()(header, data) if left and due else header + data
 

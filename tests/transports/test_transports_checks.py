@@ -54,7 +54,7 @@ def test_what_is_taken_back_is_numbered_anew() -> None:
 
 
 @given(st.integers(0, 31), st.integers(0, 7))
-def test_each_bit_of_the_header_counts(place: int, bit: int) -> None:
+def test_each_bit_of_the_header_counts(index: int, bit: int) -> None:
     changed = bytearray(FRONT)
-    changed[place] ^= 1 << bit
+    changed[index] ^= 1 << bit
     assert Mac(b"key").of(memoryview(changed), DATA) != Mac(b"key").of(FRONT, DATA)

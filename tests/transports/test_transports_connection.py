@@ -105,12 +105,12 @@ def test_any_messages_in_any_pieces_arrive_in_their_own_memory(
     )
     for unit in range(early, len(lengths)):  # the others are asked for when they have come
         bench.near.expect(keys[unit], buffers[unit].tensor)
-    place, turn = 0, 0
+    begin, turn = 0, 0
     bench.far.setblocking(False)
-    while place < len(wire):
-        piece = wire[place : place + cuts[turn % len(cuts)]]
+    while begin < len(wire):
+        piece = wire[begin : begin + cuts[turn % len(cuts)]]
         with contextlib.suppress(BlockingIOError):
-            place += bench.far.send(piece)
+            begin += bench.far.send(piece)
         turn += 1
         bench.reactor.run_once(0.0)
     for unit in range(min(early, len(lengths))):

@@ -50,21 +50,21 @@ def test_round_trip(frame: Frame) -> None:
 )
 def test_headers_that_were_changed_are_refused(frame: Frame, changes: dict[int, int]) -> None:
     buffer = written(frame)
-    for place, change in changes.items():
-        buffer[place] ^= change
+    for index, change in changes.items():
+        buffer[index] ^= change
     with pytest.raises(PayloadError, match="from rank 1 to rank 0 over tcp"):
         read_frame(buffer.data, EPOCH, MOST_BYTES, WAY)
 
 
-@given(length=st.integers(1, 300), place=st.integers(0, 299), bit=st.integers(0, 7))
-def test_each_bit_of_the_data_counts(length: int, place: int, bit: int) -> None:
+@given(length=st.integers(1, 300), index=st.integers(0, 299), bit=st.integers(0, 7))
+def test_each_bit_of_the_data_counts(length: int, index: int, bit: int) -> None:
     data = np.random.default_rng(length).integers(0, 256, length, np.uint8)
     frame = Frame(Kind.DATA, EPOCH, Key(41, 2, 3), length, 0, length)
     buffer = np.zeros(FRAME_HEADER_BYTES, np.uint8)
     frame.write(buffer, data.data)
     got = read_frame(buffer.data, EPOCH, MOST_BYTES, WAY)
     got.verify(data.data, WAY)
-    data[place % length] ^= 1 << bit
+    data[index % length] ^= 1 << bit
     with pytest.raises(PayloadError, match=r"rank 1 to rank 0 over tcp for unit 2, .* of step 41"):
         got.verify(data.data, WAY)
 

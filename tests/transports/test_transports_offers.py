@@ -89,13 +89,13 @@ class Sender:
 
 def begins(wire: bytes) -> list[tuple[int, Frame]]:
     """Where each frame of a stream of whole frames begins."""
-    found, place = [], 0
-    while place < len(wire):
-        header = np.frombuffer(wire, np.uint8, FRAME_HEADER_BYTES, place)
+    found, begin = [], 0
+    while begin < len(wire):
+        header = np.frombuffer(wire, np.uint8, FRAME_HEADER_BYTES, begin)
         frame = read_frame(header.data, EPOCH, CHUNK_BYTES, "here")
-        found.append((place, frame))
-        place += FRAME_HEADER_BYTES + frame.data_bytes
-    assert place == len(wire)
+        found.append((begin, frame))
+        begin += FRAME_HEADER_BYTES + frame.data_bytes
+    assert begin == len(wire)
     return found
 
 
@@ -129,8 +129,8 @@ def test_every_message_leaves_whole_whatever_the_kernel_takes(
     got = {key: torch.zeros_like(data) for key, data in keys.items()}
     wire_bytes = 0
     for kernel in sender.kernels:
-        for place, frame in begins(kernel.wire):
-            data = place + FRAME_HEADER_BYTES
+        for begin, frame in begins(kernel.wire):
+            data = begin + FRAME_HEADER_BYTES
             part = np.frombuffer(kernel.wire, np.uint8, frame.data_bytes, data)
             end = frame.offset_bytes + frame.data_bytes
             got[frame.key].numpy()[frame.offset_bytes : end] = part
@@ -157,8 +157,8 @@ def test_an_urgent_message_waits_for_no_frame_but_the_one_that_has_begun(rooms: 
     assert gone == sum(rooms)
     sender.side.send(urgent, content(urgent, 100), priority=0)
     sender.drain()
-    place = next(at for at, frame in begins(sender.kernels[0].wire) if frame.key == urgent)
-    assert place == -(-gone // FRAME_BYTES) * FRAME_BYTES
+    begin = next(at for at, frame in begins(sender.kernels[0].wire) if frame.key == urgent)
+    assert begin == -(-gone // FRAME_BYTES) * FRAME_BYTES
     assert sender.side.sent == [urgent, long]
 
 

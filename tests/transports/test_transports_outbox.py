@@ -16,9 +16,9 @@ from compressa.transports.outbox import Outbox, OutgoingFrame
 EPOCH = 7
 
 lengths = st.integers(1, 300)
-places = st.tuples(st.integers(0, 2), st.integers(0, 3))
+priorities = st.tuples(st.integers(0, 2), st.integers(0, 3))
 # A message to push, or None to take a frame.
-events = st.lists(st.one_of(st.tuples(lengths, places), st.none()), max_size=60)
+events = st.lists(st.one_of(st.tuples(lengths, priorities), st.none()), max_size=60)
 
 
 def content(unit: int, length: int) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_a_message_is_sent_once_all_its_frames_are_whichever_is_the_last(
 
 @settings(max_examples=50)
 @given(
-    messages=st.lists(st.tuples(lengths, places), min_size=1, max_size=4),
+    messages=st.lists(st.tuples(lengths, priorities), min_size=1, max_size=4),
     turns=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=20),
 )
 def test_frames_given_back_are_taken_again_as_if_they_had_not_been(

@@ -1,4 +1,4 @@
-"""Fence: a place in a GPU's stream that an exchange of the compiled loop waits for.
+"""Fence: a position in a GPU's stream that an exchange of the compiled loop waits for.
 
 A stream that comes to it wakes the loop; no thread of Python comes between.
 """

@@ -68,7 +68,7 @@ def test_a_conjugate_travels_as_what_it_is() -> None:
 
 
 @given(size=st.integers(0, 2000), at=st.integers(0, 1999), bit=st.integers(0, 7))
-def test_the_checksum_sees_each_bit_and_its_place(size: int, at: int, bit: int) -> None:
+def test_the_checksum_sees_each_bit_and_its_index(size: int, at: int, bit: int) -> None:
     data = torch.randint(256, (size,), dtype=torch.uint8, generator=generator(size))
     assert checksum(data) == checksum(data.clone())
     if at < size:
@@ -83,9 +83,9 @@ def test_the_checksum_sees_each_bit_and_its_place(size: int, at: int, bit: int) 
 def test_the_checksum_of_long_memory_has_all_of_it(size: int) -> None:
     data = torch.zeros(size, dtype=torch.uint8)
     seen = {checksum(data)}
-    for place in (0, (1 << 19) - 1, size - 1):
+    for index in (0, (1 << 19) - 1, size - 1):
         other = data.clone()
-        other[place] = 1
+        other[index] = 1
         seen.add(checksum(other))
     assert len(seen) == len({0, (1 << 19) - 1, size - 1}) + 1
 

@@ -145,7 +145,7 @@ def test_a_rank_has_a_core_where_there_are_as_many_as_ranks(
     assert has_core(0, hosts, launched) is own
 
 
-def test_a_place_survives_its_message() -> None:
+def test_a_host_survives_its_message() -> None:
     assert Host.of(own_host().message()) == own_host()
 
 

@@ -101,13 +101,13 @@ def test_what_is_large_is_not_copied() -> None:
 
 def test_memory_is_the_same_in_every_step() -> None:
     bundle = Bundle([], "both")
-    places = set()
+    addresses = set()
     for _ in range(3):
         asked: list[Any] = []
         run(bundle.program([unit(i, [4], []) for i in range(2)]), asked)
         (exchange,) = (each for each in asked if isinstance(each, Exchange))
-        places.add((exchange.outgoing[1].data_ptr(), exchange.incoming[1].data_ptr()))
-    assert len(places) == 1
+        addresses.add((exchange.outgoing[1].data_ptr(), exchange.incoming[1].data_ptr()))
+    assert len(addresses) == 1
 
 
 def test_units_that_do_different_things_do_them_side_by_side() -> None:

@@ -23,7 +23,7 @@ from compressa.testing.allocation import allocations
 from compressa.testing.inputs import generator
 from compressa.testing.memory import same_bits
 
-PLACES = {"cpu": torch.clone, "gpu": on_gpu}
+DEVICES = {"cpu": torch.clone, "gpu": on_gpu}
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "channels_last": lambda: numbered(4, 6, 5, 3).to(memory_format=torch.channels_last),
     "one channel less": lambda: numbered(2, 5, 4, 4).to(memory_format=torch.channels_last)[:, 1:],
@@ -44,24 +44,24 @@ def runtime(*segments: Segment) -> UnitRuntime:
 
 
 def cut(x: torch.Tensor, seed: int) -> list[Segment]:
-    """Cut a parameter like a tensor at a few places, most of them in the middle of a row."""
+    """Cut a parameter like a tensor at a few indices, most of them in the middle of a row."""
     info = ParameterInfo(0, "w", tuple(x.shape), x.dtype)
-    places = torch.randint(1, x.numel(), (4,), generator=generator(seed)).tolist()
-    edges = sorted({0, *places, places[0] - 1, x.numel()})
+    indices = torch.randint(1, x.numel(), (4,), generator=generator(seed)).tolist()
+    edges = sorted({0, *indices, indices[0] - 1, x.numel()})
     return [Segment(info, low, high) for low, high in itertools.pairwise(edges)]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_lies_in_another_order_is_read_and_written_in_that_of_rows(
-    layout: str, place: str
+    layout: str, device: str
 ) -> None:
     for seed in range(5):
         original = LAYOUTS[layout]()
         segments, flat = cut(original, seed), original.reshape(-1).clone()
         with emulated_torch():
             strided = torch.empty_strided(original.shape, original.stride()).copy_(original)
-            gradient = as_cuda(strided) if place == "gpu" else strided
+            gradient = as_cuda(strided) if device == "gpu" else strided
             for segment in segments:
                 unit = runtime(segment)
                 with mock.patch.object(torch, "arange", side_effect=AssertionError("an index")):
@@ -69,7 +69,7 @@ def test_what_lies_in_another_order_is_read_and_written_in_that_of_rows(
                     twice = values.clone()
                     values.mul_(2.0)
                     unit.deliver({"w": gradient}, check_finite=False)
-                if place == "gpu":
+                if device == "gpu":
                     torch.cuda.synchronize()
                     twice = on_cpu(twice)
                 assert same_bits(twice, flat[segment.start : segment.stop])
@@ -104,11 +104,11 @@ def sources(dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.full((size,), torch.finfo(dtype).max, dtype=dtype) for size in sizes]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
 )
-def test_a_nan_or_an_infinity_is_seen_wherever_it_is(dtype: torch.dtype, place: str) -> None:
+def test_a_nan_or_an_infinity_is_seen_wherever_it_is(dtype: torch.dtype, device: str) -> None:
     infos = [ParameterInfo(i, f"p{i}", (x.numel(),), dtype) for i, x in enumerate(sources(dtype))]
     with emulated_torch():
         unit = runtime(*(Segment(info, 0, info.elems) for info in infos))
@@ -118,7 +118,7 @@ def test_a_nan_or_an_infinity_is_seen_wherever_it_is(dtype: torch.dtype, place: 
                 host = [x.clone() for x in sources(dtype)]
                 if j is not None:
                     host[i][j] = value
-                gradients = {f"p{k}": PLACES[place](x) for k, x in enumerate(host)}
+                gradients = {f"p{k}": DEVICES[device](x) for k, x in enumerate(host)}
                 unit.collect(gradients)
                 unit.deliver(gradients, check_finite=True)
                 assert unit.finite is (j is None)

@@ -93,7 +93,7 @@ def test_long_scopes_some_of_them_not_finite_leave_what_they_leave_on_a_cpu(code
 
 
 FRONTS = [(24, 0), (24, -1), (24, 65), (32, 0), (32, -1), (32, 4000)]
-"""Places of the first scope's length and count, and what is written there."""
+"""Indices of the first scope's length and count, and what is written there."""
 
 
 @pytest.mark.parametrize("later", [True, False])
@@ -105,9 +105,9 @@ def test_lengths_and_counts_that_are_wrong_are_refused_before_anything_is_writte
         gradients = [on_gpu(x) for x in gradients_of(SIX, 0, torch.float32)]
         good = unit.scopes.encode(gradients, step, unit.scopes.buffer()).clone()
         received = [good[:-8]]
-        for place, wrong in FRONTS:
+        for index, wrong in FRONTS:
             bad = good.clone()
-            bad[place : place + 4].view(torch.int32).fill_(wrong)
+            bad[index : index + 4].view(torch.int32).fill_(wrong)
             received.append(bad)
         before = unit.all_there(gradients)
         for bad in received:

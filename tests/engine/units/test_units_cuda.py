@@ -135,7 +135,7 @@ def test_what_a_launch_takes_is_made_once_and_anew_when_buckets_are() -> None:
 
     codec = Watched(block=32)
     with emulated_torch():
-        unit, due = (Unit(codec, SIZES, place, RULE, 1) for place in (DEVICE, CPU))
+        unit, due = (Unit(codec, SIZES, device, RULE, 1) for device in (DEVICE, CPU))
         buckets = [torch.zeros(sum(SIZES)) for _ in range(2)]
         step, expected = 0, []
         for bucket in (*3 * buckets[:1], *2 * buckets[1:], *2 * buckets[:1]):
@@ -229,7 +229,7 @@ def test_codecs_that_do_otherwise_go_one_by_one(codec: Codec, launched: Counter[
 def test_an_address_that_comes_back_with_another_dtype_is_another_place() -> None:
     memory = torch.zeros(2 * sum(SIZES))
     with emulated_torch():
-        unit, due = (Unit(Int8(block=32), SIZES, place) for place in (DEVICE, CPU))
+        unit, due = (Unit(Int8(block=32), SIZES, device) for device in (DEVICE, CPU))
         for step, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
             values = torch.cat(gradients_of(SIZES, step, dtype))
             bucket = memory.view(dtype)[: values.numel()]

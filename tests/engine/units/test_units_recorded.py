@@ -181,7 +181,7 @@ class Bench:
     """
 
     def __init__(self, codec: Codec, ranks: int = 2) -> None:
-        self.unit, self._due = (Unit(codec, SIZES, place, RULE, ranks) for place in (DEVICE, CPU))
+        self.unit, self._due = (Unit(codec, SIZES, device, RULE, ranks) for device in (DEVICE, CPU))
         self.captured = self.replayed = 0
         self._steps = 0
 
