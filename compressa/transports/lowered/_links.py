@@ -270,7 +270,7 @@ def _expect_frame(loop: int, link: int, header: int) -> None:
 
 
 @lean_nested
-def _may_come_now(
+def _is_due(
     loop: int, link: int, bitmap: int, came: int, total: int, offset: int, count: int
 ) -> bool:
     """Whether a frame is one that may come now; else fail. Over one connection, that is the next.
@@ -307,9 +307,7 @@ def _expect_row(loop: int, link: int, row: int, total: int, offset: int, count: 
         return
     if peek(loop, w.TIMED) and peek(row, w.R_FROM_NS) == 0:
         poke(row, w.R_FROM_NS, now_ns(loop + _WORD * w.CLOCK))
-    if not _may_come_now(
-        loop, link, peek(row, w.R_CAME), peek(row, w.R_DONE), total, offset, count
-    ):
+    if not _is_due(loop, link, peek(row, w.R_CAME), peek(row, w.R_DONE), total, offset, count):
         return
     if peek(row, w.R_FUSED) and not _is_whole_words(offset, count, total):
         fail(loop, w.F_SIZES, peek(link, w.PEER), count, offset)
@@ -363,7 +361,7 @@ def _expect_early(
         fail(loop, w.F_LENGTH, peek(link, w.PEER), total, peek(early, w.E_BYTES))
         return
     came = peek(early, w.E_CAME)
-    if not _may_come_now(loop, link, early_bitmap(early), came, total, offset, count):
+    if not _is_due(loop, link, early_bitmap(early), came, total, offset, count):
         return
     poke(link, w.IN_EARLY, early)
     _take_in(link, 0, early + _WORD * w.EARLY_WORDS + offset)
