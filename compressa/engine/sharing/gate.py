@@ -10,8 +10,8 @@ from typing import Protocol
 Callback = Callable[[], None]
 
 
-class Line(Protocol):
-    """The line of jobs at a link: says when a turn has come; for the communication thread."""
+class Arbiter(Protocol):
+    """Grants jobs their turns on a link; for the communication thread."""
 
     def ask(self, turn: int, come: Callback) -> None:
         """Have `come` called, once or more often, on the same thread, when a turn has come.
@@ -32,11 +32,11 @@ class Gate:
     """Holds a step's exchanges back until its turn has come; for the communication thread.
 
     Args:
-        line: Says when; closed with this object.
+        arbiter: Says when; closed with this object.
     """
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, arbiter: Arbiter) -> None:
+        self._arbiter = arbiter
         self._turn = 0
         self._step: int | None = None  # that has asked for a turn
         self._open = False
@@ -52,7 +52,7 @@ class Gate:
         if step != self._step:
             self._step, self._open = step, False
             self._turn += 1
-            self._line.ask(self._turn, partial(self._come, self._turn))
+            self._arbiter.ask(self._turn, partial(self._come, self._turn))
         if self._open and not self._held:
             begin()
         else:
@@ -62,12 +62,12 @@ class Gate:
         """Note that all of the step has been exchanged: its turn is over."""
         if self._step is not None:
             self._step = None
-            self._line.over()
+            self._arbiter.over()
 
     def close(self) -> None:
         """Let go of what is held, and leave the line."""
         self._held.clear()
-        self._line.close()
+        self._arbiter.close()
 
     def _come(self, turn: int) -> None:
         if turn == self._turn:

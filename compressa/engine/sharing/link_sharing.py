@@ -63,7 +63,7 @@ class Leader:
         self._queueing = Queueing(lambda: open_cell(share.at, share.name), self._is_first)
 
     def ask(self, turn: int, come: Callback) -> None:
-        """Join the line; wait no longer than the rhythm of the steps says; see `Line.ask`."""
+        """Join the line; wait no longer than the rhythm of the steps says; see `Arbiter.ask`."""
         now_s = time.monotonic()
         if self._asked_s > 0:
             waited_s = self._came_s - self._asked_s
@@ -111,7 +111,7 @@ class Follower:
         self._longest_s = deadline_s / _DEADLINES
 
     def ask(self, turn: int, come: Callback) -> None:
-        """Wait for rank 0's word, or for half of the deadline; see `Line.ask`."""
+        """Wait for rank 0's word, or for half of the deadline; see `Arbiter.ask`."""
         self._control.await_signal(_LEADER, turn, partial(self._clockwork.post, come))
         self._clockwork.call_at(time.monotonic() + self._longest_s, come)
 
