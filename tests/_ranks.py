@@ -209,7 +209,9 @@ class Process:
         """Kill it if it still runs, and wait until it is gone."""
         self.link.close()
         self.signal(signal.SIGKILL)
-        self.wait(10.0)
+        if self.wait(10.0) == -signal.SIGKILL:  # before MPI, if something asked for it, ended
+            for file in Path("/dev/shm").glob(f"mpich_shm_{self.pid:x}_*"):
+                file.unlink(missing_ok=True)
         self._stderr.close()
 
 
