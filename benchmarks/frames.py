@@ -11,10 +11,10 @@ from importlib.metadata import version
 from typing import Annotated, ClassVar, Literal
 
 import typer
-from pydantic import AwareDatetime, Field, PositiveInt
+from pydantic import AwareDatetime, Field
 
 from benchmarks.paired import Overhead, columns
-from benchmarks.perceptrons import started_perceptrons
+from benchmarks.perceptrons import PairsHeader, started_perceptrons
 from compressa.machine import now
 from harness import records
 from harness.runner import JsonFile, Shown, Update, What, carry_out, refuse_unmatched
@@ -37,13 +37,10 @@ class Row(Overhead):
         return (self.compressor,)
 
 
-class Header(records.Header):
-    """Where, when and how; `pairs` says how often times were compared."""
+class Header(PairsHeader):
+    """Where, when and how."""
 
     format: Literal["compressa.bench.frames"] = "compressa.bench.frames"
-    threads_per_rank: Literal[1] = 1
-    ranks: Literal[2] = 2
-    pairs: PositiveInt
 
 
 class FramesMeasurement(records.Measurement):

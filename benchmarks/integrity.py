@@ -14,7 +14,7 @@ import typer
 from pydantic import AwareDatetime, Field, PositiveInt
 
 from benchmarks.paired import Overhead, columns
-from benchmarks.perceptrons import WIDTH, started_perceptrons
+from benchmarks.perceptrons import WIDTH, PairsHeader, started_perceptrons
 from compressa.config import Config
 from compressa.machine import now
 from harness import records
@@ -46,13 +46,10 @@ class Row(Overhead):
         return (self.ratio - 1) / Config().integrity.every
 
 
-class Header(records.Header):
-    """Where, when and how; `pairs` says how often times were compared."""
+class Header(PairsHeader):
+    """Where, when and how."""
 
     format: Literal["compressa.bench.integrity"] = "compressa.bench.integrity"
-    threads_per_rank: Literal[1] = 1
-    ranks: Literal[2] = 2
-    pairs: PositiveInt
 
 
 class IntegrityMeasurement(records.Measurement):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
+from pydantic import PositiveInt
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.paired import Overhead, overhead
 from compressa.hooks import Handle, register_comm_hook
 from compressa.testbed import open_testbed
+from harness import records
 from harness.ranks import Ranks
 from harness.start import started_ranks
 from harness.wire import Wire
@@ -23,6 +25,14 @@ RANKS, WIDTH = 2, 1024
 _BATCH = 64
 _WARM_STEPS, _STEPS = 3, 3
 _DEADLINE_S = 600.0
+
+
+class PairsHeader(records.Header):
+    """Where, when and how; `pairs` says how often times were compared."""
+
+    threads_per_rank: Literal[1] = 1
+    ranks: Literal[2] = 2
+    pairs: PositiveInt
 
 
 @contextmanager

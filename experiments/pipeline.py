@@ -59,9 +59,10 @@ class Row(records.Row):
 
 
 class Header(records.Header):
-    """Where and when."""
+    """Where and when; the memory is null in the committed file, whose run had not noted it."""
 
     format: Literal["compressa.experiments.pipeline"] = "compressa.experiments.pipeline"
+    memory_bytes: PositiveInt | None  # type: ignore[assignment]
 
 
 class PipelineMeasurement(records.Measurement):

@@ -93,7 +93,7 @@ class Header(Strict):
     format_version: Literal[1] = 1
     cpu: str
     cores: PositiveInt
-    memory_bytes: PositiveInt | None = Field(description="None where nobody has noted it")
+    memory_bytes: PositiveInt
     system: str
     versions: dict[str, str]
     timestamp: AwareDatetime

@@ -14,9 +14,16 @@ from pathlib import Path
 from compressa.cli._finding import Finding, fault, noted
 
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-_NEEDED = (
-    *("numpy", "numba", "annotated-types", "pydantic", "safetensors", "tomli-w", "typer", "rich"),
-)
+_NEEDED = [
+    "numpy",
+    "numba",
+    "annotated-types",
+    "pydantic",
+    "safetensors",
+    "tomli-w",
+    "typer",
+    "rich",
+]
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -154,9 +161,8 @@ def _transports() -> Finding:
 
     missing = {name: row.missing() for name, row in TRANSPORTS.items()}
     usable = ", ".join(name for name, lack in missing.items() if not lack)
-    kinds = {"cuda"} if torch.cuda.device_count() else set()
-    wanted = [lack for name, lack in missing.items() if TRANSPORTS[name].device in kinds and lack]
-    if wanted:
+    wanted = [lack for name, lack in missing.items() if lack and TRANSPORTS[name].device]
+    if wanted and torch.cuda.device_count():
         return noted("transports", usable, "; ".join(wanted))
     return Finding("transports", usable)
 
