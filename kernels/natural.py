@@ -5,7 +5,8 @@ of at most 9/8 |p|**2, reached at 4/3 2**e. Only sign and exponent are left: nin
 
 On the wire an exponent is a byte, the biased exponent of float32: 0 stands for 0, 255 for a number
 that is not finite. Signs follow in groups of 1024 elements, planar: of a group of ``len`` elements
-with m = ceil(len / 8), bit j of byte i is 1 where element j*m + i is negative (-0 is not).
+with m = ceil(len / 8), bit j of byte i is 1 where element j*m + i is negative (p < 0:
+neither -0 nor NaN is).
 
 Exact arithmetic on the bits of float32, with p = x + loss_scale * residual (product rounded first):
 
@@ -82,7 +83,7 @@ def natural_quantize(
     rounded = np.where(magnitude < _NORMAL, np.uint32(0), rounded)
     finite = np.isfinite(p)
     exponents[:] = np.where(finite, np.minimum(rounded, 254), 255)
-    negative = np.signbit(p + np.float32(0))
+    negative = p < 0
     for low in range(0, p.size, GROUP):
         signs[low // 8 : (low + GROUP) // 8] = pack_planes(negative[low : low + GROUP])
     if residual is not None:

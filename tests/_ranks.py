@@ -79,6 +79,7 @@ class Zygote:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            "TORCH_WARM_POOL": "0",  # where Triton is: torch's compiler would start its processes
         }
         self._process = subprocess.Popen(
             [

@@ -26,11 +26,11 @@ def work_on(device: torch.device) -> None:
         RuntimeError: The driver does not know how.
     """
     torch.cuda.set_device(device)
-    torch.cuda.current_stream(device).query()  # gives the thread the GPU's context
     mode = ctypes.c_int(_RELAXED)
     code = _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if code:
         raise RuntimeError(f"the driver can not keep captures apart (code {code}); update it")
+    torch.cuda.current_stream(device).query()  # gives the thread the GPU's context
 
 
 def call_at(stream: torch.cuda.Stream, function: int, argument: int) -> None:

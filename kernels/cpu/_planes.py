@@ -66,8 +66,8 @@ def unpack_planes(codes: U8, bits: int, q: U8) -> None:
 
 @lean_nested
 def sign_of(value: np.float32) -> np.uint32:
-    """The highest bit, set for negative numbers: adding 0 turns -0 into +0."""
-    return np.uint32(np.float32(value + np.float32(0)).view(np.uint32) & SIGN)
+    """The highest bit, set for numbers below 0: neither -0 nor NaN, whose sign a GPU drops."""
+    return SIGN if value < np.float32(0) else np.uint32(0)
 
 
 @intrinsic
@@ -86,8 +86,7 @@ def pack_whole(typing: Any, p: Any, bits: Any, x: Any, left: Any, position: Any)
             planes = []
             for plane in range(8):
                 index = builder.add(at, builder.mul(packed.size, at.type(plane)))
-                words = (values.read(index, lanes) + 0.0).words()  # the sign of -0 is that of 0
-                planes.append(words.shifted_down(31 - plane) & (1 << plane))
+                planes.append(values.read(index, lanes).negative() << plane)
             packed.write(at, reduce(or_, planes))
 
         hints = hints_of(context, builder, signature, arguments, lines=2)

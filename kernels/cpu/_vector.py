@@ -82,6 +82,11 @@ class Vector:
         """The smaller of both, of floats or signed words."""
         return self._chosen("<", other)
 
+    def negative(self) -> Vector:
+        """Words: 1 for floats below 0, and 0 for others, of which -0 and NaN are."""
+        flags = self.builder.fcmp_ordered("<", self.value, self._fellow(0.0))
+        return Vector(self.builder, self.builder.zext(flags, lanes_of(_WORD, self.lanes)))
+
     def is_below(self, bound: Vector | float) -> Any:
         """Flags: which signed words are smaller."""
         return self.builder.icmp_signed("<", self.value, self._fellow(bound))

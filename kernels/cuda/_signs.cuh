@@ -8,11 +8,8 @@ constexpr int PLANES = 8;
 
 DEVICE int sign_width(int size) { return (size + PLANES - 1) / PLANES; }
 
-// The sign's bit for numbers below zero; not for -0.
-DEVICE u32 sign_of(float value) {
-    u32 bits = __float_as_uint(value);
-    return bits > 0x80000000u ? 0x80000000u : 0u;
-}
+// The sign's bit for numbers below zero: neither -0 nor NaN, whose sign differs between processors.
+DEVICE u32 sign_of(float value) { return value < 0.0f ? 0x80000000u : 0u; }
 
 // Whether each plane of a block has fours only, which begin at multiples of four.
 DEVICE bool has_even_planes(int block) { return block % (4 * PLANES) == 0; }
