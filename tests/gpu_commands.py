@@ -121,7 +121,12 @@ def said(
     text = output.decode(errors="replace") + ended
     if heard:
         print(text, flush=True)
-    return {"code": LATE if ended else process.returncode, "output": text}
+    return {"code": LATE if ended else _code(process.returncode), "output": text}
+
+
+def _code(returned: int) -> int:
+    """As a shell tells it: of what a signal has ended, 128 more than that."""
+    return returned if returned >= 0 else 128 - returned
 
 
 def _tell(process: Process, number: signal.Signals) -> None:

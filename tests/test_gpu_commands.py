@@ -92,6 +92,14 @@ def test_of_commands_none_takes_the_time_of_those_after_it(
     assert state["not_reached"] == (["two"] if first == "quick" else ["one", "two"])
 
 
+def test_a_crash_is_no_success(tmp_path: Path) -> None:
+    crash = [sys.executable, "-c", "import os; os.abort()"]
+    *_, state = alone({"one": crash, "two": QUICK}, 30.0, tmp_path)
+    assert state["code"] == 128 + signal.SIGABRT
+    ((_, done),) = side_by_side([crash], 30.0, tmp_path)
+    assert done["code"] == 128 + signal.SIGABRT
+
+
 def test_an_interrupt_ends_all_that_go_side_by_side(tmp_path: Path) -> None:
     begun_s = time.monotonic()
     running = side_by_side([SLEEPS, QUICK, SLEEPS], 60, tmp_path)

@@ -28,7 +28,7 @@ class Accelerated(Aggregator):
 
     def __init__(self, inner: Aggregator, rule: Momentum, layout: Layout, world: World) -> None:
         self._inner = inner
-        self.joinable = inner.joinable
+        self.joinable, self.waits = inner.joinable, inner.waits
         self._velocities = [
             Velocity(segment, rule, world.state, world.size) for segment in layout.segments
         ]

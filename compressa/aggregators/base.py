@@ -338,11 +338,13 @@ class Aggregator(ABC):
         begins_quick: Whether what `run` computes before its first round is `quick`, if not all is.
         ends_quick: The same of what comes after its last round; asked when that is over.
         joinable: Whether units may be joined (`Layout.join`): no value changes if sums go by rank.
+        waits: Whether what is computed on a GPU may wait for it; else it only gives it work.
     """
 
     begins_quick: bool = False
     ends_quick: bool = False
     joinable: bool = False
+    waits: bool = True
 
     @property
     def values_dtype(self) -> torch.dtype:

@@ -117,6 +117,7 @@ class ChunkedTopKAggregator(Aggregator):
     """All scopes of one unit: their norms in one all-reduce, their values in another."""
 
     joinable = True
+    waits = False
 
     def __init__(self, hyper: ChunkedTopK, layout: Layout, world: World) -> None:
         self._world = world

@@ -24,6 +24,8 @@ from compressa.parameters import Layout
 class Dense(Aggregator):
     """Divide by the number of ranks, then sum, as DistributedDataParallel does."""
 
+    waits = False
+
     def __init__(self, layout: Layout, world: World) -> None:
         self._layout = layout
         self._world = world

@@ -356,6 +356,7 @@ class LowRankAggregator(Aggregator):
     """
 
     joinable = True
+    waits = False
 
     def __init__(self, hyper: LowRank, layout: Layout, world: World) -> None:
         matrices, self._vectors = hyper.split(layout)

@@ -40,6 +40,7 @@ class Gathered(Aggregator):
         self._scopes = ScopePayload(
             codec, layout.unit, whole_scopes(layout), world, feedback=feedback
         )
+        self.waits = self._scopes.waits
         self._gathered, buffers = self._scopes.buffers()
         self._payload = self._sent = buffers[world.rank]
         self._incoming = {peer: buffers[peer] for peer in world.peers}

@@ -53,6 +53,7 @@ class Reducible(Aggregator):
                 '"auto", or feedback.kind = "none"'
             )
         self._codec = codec
+        self.waits = codec.fused.ways is None  # whatever others' codecs do
         self._world = world
         self._scopes = whole_scopes(layout)
         self._sizes = [codec.wire_bytes(scope.segment.elems) for scope in self._scopes]

@@ -68,6 +68,7 @@ class Scattered(Aggregator):
         cut = cut_shards(layout, world.size, block)
         self._shards = ShardPayloads(codec, layout.unit, cut, world, feedback=feedback)
         payloads, self._sent = self._shards.payloads, self._shards.buffers
+        self.waits = any(payload.waits for payload in payloads)
         self._sizes_bytes = tuple(payload.wire_bytes for payload in payloads)
         self._spans = ShardSpans(cut, self._sizes_bytes)
         self._own = _OwnShard(payloads[world.rank], self._sent[world.rank], world)

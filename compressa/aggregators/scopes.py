@@ -56,6 +56,8 @@ class ScopePayload:
         starts: Byte at which each scope's bytes begin, or the most that this can be.
         residuals: By scope; None for each without feedback.
         takes_multi_tensor: Whether the codec takes several scopes in one call, if values allow it.
+        waits: Whether to encode or decode on a GPU may wait for it: where lengths vary, and whatever
+            others' codecs do.
         quick: Whether to encode a payload, and to decode those of all ranks, takes less time than
             handing that to another thread.
 
@@ -78,6 +80,7 @@ class ScopePayload:
         self._world = world
         self._bounded = isinstance(codec.size, Bounded)
         self.exact = not self._bounded
+        self.waits = self._bounded or codec.fused.encoder is None
         self._sizes = [codec.wire_bytes(scope.segment.elems) for scope in scopes]
         lead = LENGTH_BYTES if self._bounded else 0
         self.body_bytes = sum(lead + aligned(size) for size in self._sizes)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -43,9 +42,9 @@ class Communication:
         verdict: Called once, on the communication thread, with the first error; tells the other
             ranks, and returns the error that it amounts to.
         device_stream: What all these threads work on.
-        inline: Whether programs run on the thread that starts them instead, each as far as it goes
-            before `start` returns: for an early transport whose launches have a place among others
-            of that thread.
+        inline: Whether programs run on the thread that starts them instead, always; see
+            `run_inline`. For an early transport whose launches have a place among others of that
+            thread.
 
     Attributes:
         post: Has a function called on the communication thread; from any thread. What that raises
@@ -64,7 +63,8 @@ class Communication:
         inline: bool = False,
     ) -> None:
         self._transport = transport
-        self._inline = Inline(device_stream) if inline else None
+        self._always_inline = self._is_inline = inline
+        self._inline = Inline(device_stream)
         self._verdict = verdict
         self._failed = DeferredError()
         self._computed: Computed = _ignore
@@ -83,7 +83,7 @@ class Communication:
         self._driver = Driver(
             transport,
             self._compute,
-            self._inline.run if self._inline else self.post,
+            self._drive,
             time.perf_counter,
             deadline_s,
             device_stream,
@@ -194,9 +194,28 @@ class Communication:
         task.idle_since_s = time.perf_counter()
         self._drive(partial(self._start, task))
 
+    def run_inline(self, wanted: bool) -> None:
+        """Have programs run on the threads that start them, or on this one; between two steps.
+
+        Inline, each goes as far as it can before `start` returns. That is for what only gives a GPU
+        its work, and exchanges that need no thread: another thread would come later, and contend
+        for the interpreter's lock. Where that can not be, nothing changes.
+
+        Args:
+            wanted: Whether that is so of all programs to come.
+        """
+        if self._always_inline or not self._device_stream.asynchronous or self._gate is not None:
+            return
+        if wanted and not self._is_inline and (self._transport.early or self._transport.size == 1):
+            here = threading.Event()
+            self.post(here.set)  # after all that the driver was given there
+            self._is_inline = here.wait(_END_S)
+        elif not wanted:
+            self._is_inline = False
+
     def _drive(self, call: Callable[[], None]) -> None:
         """Have the driver called on the thread that drives it."""
-        if self._inline is None:
+        if not self._is_inline:
             self.post(call)
             return
         try:
@@ -302,7 +321,7 @@ class Communication:
         if late_s > _BRIEF_S:  # what came meanwhile lies unread
             away_s += late_s
         self._look_s = now_s + _TICK_S
-        if self._inline is None:  # else the transport knows alone, and the driver is another's
+        if not self._is_inline:  # else the transport knows alone, and the driver is another's
             self._driver.excuse(away_s)
             error = self._driver.expired()
             if error is not None:
@@ -323,13 +342,14 @@ class Communication:
             # in the transport goes on, and no longer keeps the driver.
             self._transport.fail(self._error)
         finally:  # and they must hear of it, whatever became of the transport
-            with self._inline.alone() if self._inline else nullcontext():
+            with self._inline.alone():
                 self._driver.fail(self._error)
             self._failed(self._error)
             self._settled.set()
 
     def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:
-        if operation.quick or self._inline is not None:
+        enqueues = self._device_stream.asynchronous and not task.waits
+        if operation.quick or enqueues or self._is_inline:
             done(*self._work(task, operation))
         else:
             self._pool.submit(lambda: self.post(partial(done, *self._work(task, operation))))

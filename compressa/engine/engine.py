@@ -335,7 +335,8 @@ class Engine:
                 give_back(units, self._context)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
-        sizes = UnitSizes.of(self._config)
+        launched = self.device_stream.asynchronous and (self.transport.early or self.session.size == 1)
+        sizes = UnitSizes.of(self._config, launched=launched)
         world = world_of(self._config, self.session.rank, self.session.size, self.state)
         phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.device_stream)
         return phases, self._enter(phases, 0)
@@ -345,6 +346,7 @@ class Engine:
         phase = phases.enter(step)
         step_plan = self.planning.enter(phase, step)
         agree_on_order(self.session.all_gather, step, step_plan.launches)
+        self._communication.run_inline(not any(unit.aggregator.waits for unit in phase.units))
         self._communication.follow(*step_plan)
         self._timeline.enter(phase)
         self._bundles = Bundles(phase, self.device_stream)
@@ -353,7 +355,8 @@ class Engine:
     def _task(self, bundle: Bundle) -> Task:
         program = bundle.program(list(map(self._program, bundle.members)))
         step, finished = self._context.step, partial(self._finished, bundle.numbers)
-        return Task(bundle.numbers[0], bundle.name, step, program, finished)
+        waits = any(member.unit.aggregator.waits for member in bundle.members)
+        return Task(bundle.numbers[0], bundle.name, step, program, finished, waits=waits)
 
     def _program(self, member: Member) -> Program[None]:
         gradients, marks = self._arrivals.take(member.numbers)

@@ -58,7 +58,14 @@ def open_session(
     if group.size() == 1:
         if failure is not None:
             raise failure
-        return Session(config, Alone(), device_stream=device_stream, threads=threads, caller=caller)
+        return Session(
+            config,
+            Alone(),
+            device_stream=device_stream,
+            threads=threads,
+            in_stream_order=in_stream_order and device_stream.asynchronous,
+            caller=caller,
+        )
     brought = [ParameterInfo(0, "values", (values,))] if isinstance(values, int) else values
     obstacle = startup.obstacle(config, group.size())
     groups: list[dist.ProcessGroup] = []

@@ -32,6 +32,7 @@ class Task:
         idle_since_s: When its last operation ended, and so it began to wait for the next.
         ahead: Whether it works `DeviceStream.ahead`: until its first exchange has come, if at all.
         left: What the device had been given then, when its last exchange was launched.
+        waits: Whether what it computes on a GPU may wait for it.
     """
 
     unit: int
@@ -46,6 +47,7 @@ class Task:
     idle_since_s: float = 0.0
     ahead: bool = True
     left: Mark = None
+    waits: bool = True
 
     @property
     def key(self) -> Key:

@@ -258,7 +258,7 @@ def test_the_model_s_group_is_used_as_it_is_or_not_at_all(in_stream_order: bool)
         session.close()
     assert given.args[1] is (group if in_stream_order else own)
     assert given.kwargs == {"shared": in_stream_order}
-    assert (session.communication._inline is not None) == in_stream_order
+    assert session.communication._is_inline == in_stream_order
     assert made.called != in_stream_order
     assert [group for call in released.call_args_list for group in call.args[0]] == (
         [] if in_stream_order else [own]

@@ -63,16 +63,21 @@ class UnitSizes(NamedTuple):
     first_dense_bytes: int | None = None
 
     @classmethod
-    def of(cls, config: Config) -> UnitSizes:
+    def of(cls, config: Config, *, launched: bool = False) -> UnitSizes:
         """Return what is configured, or usual for the configured policy.
 
         Where what is urgent overtakes, sizes that are not configured stay None.
+
+        Args:
+            config: The configuration.
+            launched: Whether a GPU does all that is asked of it, exchanges included: there a unit
+                costs the host more than its bytes cost the GPU.
         """
         exchange = config.exchange
         unit_bytes, dense_bytes = exchange.unit_bytes, exchange.unit_dense_bytes
         first_bytes = None
         if not config.schedule.overtaking:
-            unit_bytes = unit_bytes or _UNIT_BYTES
+            unit_bytes = unit_bytes or (_DENSE_UNIT_BYTES if launched else _UNIT_BYTES)
             if dense_bytes is None:
                 first_bytes, dense_bytes = _FIRST_DENSE_BYTES, _DENSE_UNIT_BYTES
         return cls(unit_bytes, exchange.unit_payload_bytes, dense_bytes, first_bytes)
