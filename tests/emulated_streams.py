@@ -24,7 +24,7 @@ class Stream:
     """Work in order; done when somebody waits for it, or at once if it is eager."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, eager: bool | None = None) -> None:
-        self.device, self.priority = DEVICE, priority
+        self.device, self.device_index, self.priority = DEVICE, 0, priority
         self.cuda_stream = id(self)
         _streams[self.cuda_stream] = self
         self._work: deque[Work] = deque()
@@ -145,7 +145,7 @@ def current_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: Stream) -> None:
-    _emulation.current = stream
+    _emulation.current = None if stream is Emulation.default else stream  # of this emulation alone
 
 
 @contextmanager

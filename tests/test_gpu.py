@@ -37,7 +37,7 @@ from compressa.engine.device_stream import CudaDeviceStream
 from compressa.engine.start import process_groups
 from compressa.testing import LoopbackWorld
 from compressa.transports.base import Key
-from compressa.transports.gpu_threads import call_at, work_on
+from compressa.transports.gpu_threads import call_at, on, work_on
 from compressa.transports.nccl import NcclTransport
 from compressa.transports.reactor import Reactor
 from compressa.wrappers import ErrorFeedback
@@ -235,6 +235,15 @@ def test_a_unit_is_encoded_while_the_main_stream_waits() -> None:
     assert ahead_of_a_busy_stream() == [True, True]
 
 
+def test_a_stream_is_the_current_one_for_a_while() -> None:
+    before, outer, inner = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()
+    with on(outer):
+        with on(inner):
+            assert torch.cuda.current_stream() == inner
+        assert torch.cuda.current_stream() == outer
+    assert torch.cuda.current_stream() == before
+
+
 def test_threads_of_ours_break_no_capture() -> None:
     device, over, failed = torch.device("cuda", 0), threading.Event(), list[BaseException]()
     x = torch.zeros(1000, device=device)
@@ -243,8 +252,9 @@ def test_threads_of_ours_break_no_capture() -> None:
     def look() -> None:
         try:
             work_on(device)
+            stream = torch.cuda.Stream(device)  # one: torch has 32, and gives them out in turns
             while not over.wait(1e-3):
-                with torch.cuda.stream(torch.cuda.Stream(device)):
+                with torch.cuda.stream(stream):
                     event = torch.cuda.current_stream().record_event()
                     event.query()
                     event.synchronize()

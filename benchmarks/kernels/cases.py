@@ -209,7 +209,8 @@ def _step(compressor: Compressor, shape: tuple[int, ...], operands: Operands) ->
     """
     parameter = ParameterInfo(0, "parameter", shape)
     layout = Layout(0, (Segment(parameter, 0, parameter.elems),))
-    aggregator = build_aggregator(compressor, layout, World(0, 1, 0, "auto", State(operands.gradient.device)))
+    world = World(0, 1, 0, "auto", State(operands.gradient.device))
+    aggregator = build_aggregator(compressor, layout, world)
     gradients = [operands.out.copy_(operands.gradient)]
     steps = itertools.count()
 

@@ -1,8 +1,7 @@
 """The contract of an aggregator, the only thing that the engine drives.
 
-An aggregator is bound to one unit. `rounds` says beforehand which communication it will ask
-for; `run` is a generator that asks for exactly those rounds, in order, with device work
-between them.
+An aggregator is bound to one unit. `rounds` says beforehand which communication it will ask for;
+`run` is a generator that asks for exactly those rounds, in order, with device work between them.
 """
 
 from __future__ import annotations
@@ -335,8 +334,8 @@ class Aggregator(ABC):
     """Turns the ranks' gradients of one unit into their mean.
 
     Attributes:
-        begins_quick: Whether what `run` computes before its first round is `quick`, if not all is.
-        ends_quick: The same of what comes after its last round; asked when that is over.
+        begins_quick: Whether what `run` computes before its first round is `quick`, if not all is;
+        ends_quick: and what comes after its last round, which is asked when that is over.
         joinable: Whether units may be joined (`Layout.join`): no value changes if sums go by rank.
         waits: Whether what is computed on a GPU may wait for it; else it only gives it work.
     """
@@ -360,8 +359,7 @@ class Aggregator(ABC):
     def quick(self) -> bool:
         """Whether all that is computed takes less time than handing it to another thread.
 
-        For kernels on a few values. What may take long for few, as a codec of somebody else's may,
-        would keep the network from being served.
+        For kernels on a few values: what may take long keeps the network from being served.
         """
         return False
 

@@ -56,8 +56,8 @@ class ScopePayload:
         starts: Byte at which each scope's bytes begin, or the most that this can be.
         residuals: By scope; None for each without feedback.
         takes_multi_tensor: Whether the codec takes several scopes in one call, if values allow it.
-        waits: Whether to encode or decode on a GPU may wait for it: where lengths vary, and whatever
-            others' codecs do.
+        waits: Whether to encode or decode on a GPU may wait for it: where lengths vary, and in
+            whatever others' codecs do.
         quick: Whether to encode a payload, and to decode those of all ranks, takes less time than
             handing that to another thread.
 

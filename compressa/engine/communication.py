@@ -42,9 +42,8 @@ class Communication:
         verdict: Called once, on the communication thread, with the first error; tells the other
             ranks, and returns the error that it amounts to.
         device_stream: What all these threads work on.
-        inline: Whether programs run on the thread that starts them instead, always; see
-            `run_inline`. For an early transport whose launches have a place among others of that
-            thread.
+        inline: Whether programs always run on the thread that starts them, see `run_inline`: for an
+            early transport whose launches have a place among others of that thread.
 
     Attributes:
         post: Has a function called on the communication thread; from any thread. What that raises
@@ -129,6 +128,12 @@ class Communication:
         self._driver.pass_through(gate)
 
     @property
+    def launches(self) -> bool:
+        """Whether a GPU is given all that there is to do, exchanges included."""
+        own = self._transport.early or self._transport.size == 1
+        return own and self._device_stream.asynchronous
+
+    @property
     def gated(self) -> bool:
         """Whether a gate says when exchanges begin."""
         return self._gate is not None
@@ -163,8 +168,7 @@ class Communication:
     def wait(self, tickets: Sequence[Ticket]) -> list[Mark]:
         """Wait for tickets, and return their marks, in their order.
 
-        Meanwhile, and not while the caller computes, its core is free. Every exchange has its
-        deadline, so the wait ends.
+        Meanwhile the caller's core is free. Every exchange has its deadline, so the wait ends.
 
         Raises:
             CompressaError: The verdict, if it came before one of them was done.
@@ -197,21 +201,19 @@ class Communication:
     def run_inline(self, wanted: bool) -> None:
         """Have programs run on the threads that start them, or on this one; between two steps.
 
-        Inline, each goes as far as it can before `start` returns. That is for what only gives a GPU
-        its work, and exchanges that need no thread: another thread would come later, and contend
-        for the interpreter's lock. Where that can not be, nothing changes.
+        Inline, each goes as far as it can before `start` returns, where no other thread need wake
+        up or contend for the interpreter's lock. Nothing changes where that can not be.
 
         Args:
-            wanted: Whether that is so of all programs to come.
+            wanted: Whether all programs to come only give a GPU its work.
         """
-        if self._always_inline or not self._device_stream.asynchronous or self._gate is not None:
+        if self._always_inline or not self.launches or self._gate is not None:
             return
-        if wanted and not self._is_inline and (self._transport.early or self._transport.size == 1):
+        if wanted and not self._is_inline:
             here = threading.Event()
             self.post(here.set)  # after all that the driver was given there
-            self._is_inline = here.wait(_END_S)
-        elif not wanted:
-            self._is_inline = False
+            wanted = here.wait(_END_S)
+        self._is_inline = wanted
 
     def _drive(self, call: Callable[[], None]) -> None:
         """Have the driver called on the thread that drives it."""

@@ -30,7 +30,7 @@ from compressa.arrays import as_array
 from compressa.engine.start.cores import work_alone
 from compressa.errors import BackendUnavailable, ConfigError, PayloadError, StateError
 from compressa.kernels import KernelUnavailable, cuda
-from compressa.transports.gpu_threads import work_on
+from compressa.transports.gpu_threads import on, work_on
 
 Mark = torch.cuda.Event | None
 """What a stream was given until then; None where nothing has to be waited for."""
@@ -231,13 +231,11 @@ class CudaDeviceStream(DeviceStream):
 
     def current(self) -> AbstractContextManager[Any]:
         """Return a context in which the main stream is the caller's current one."""
-        context: AbstractContextManager[Any] = torch.cuda.stream(self.stream)
-        return context
+        return on(self.stream)
 
     def ahead(self) -> AbstractContextManager[Any]:
         """Return a context in which the stream that waits for no exchange is the current one."""
-        context: AbstractContextManager[Any] = torch.cuda.stream(self._ahead)
-        return context
+        return on(self._ahead)
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
         """Record an event on the caller's current stream; see `DeviceStream.mark`.
@@ -249,12 +247,12 @@ class CudaDeviceStream(DeviceStream):
         for tensor in stored.values():
             tensor.record_stream(self._ahead)
             tensor.record_stream(self.stream)
-        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
+        event: torch.cuda.Event = torch.cuda.current_stream(self.device.index).record_event()
         return event
 
     def after(self, marks: Collection[Mark]) -> None:
         """Have the caller's current stream wait for events; the host does not."""
-        stream = torch.cuda.current_stream(self.device)
+        stream = torch.cuda.current_stream(self.device.index)
         for mark in marks:
             if mark is not None:
                 stream.wait_event(mark)
@@ -266,7 +264,7 @@ class CudaDeviceStream(DeviceStream):
 
     def join(self) -> None:
         """Have the caller's current stream wait for the main one; the host does not."""
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        torch.cuda.current_stream(self.device.index).wait_stream(self.stream)
 
     @contextmanager
     def checking(self, what: str) -> Iterator[None]:
@@ -292,7 +290,7 @@ class CudaDeviceStream(DeviceStream):
         finally:
             for answer in made:
                 answer.what = what
-                answer.fetch(torch.cuda.current_stream(self.device))
+                answer.fetch(torch.cuda.current_stream(self.device.index))
                 with self._lock:
                     self._due.append(answer)
 

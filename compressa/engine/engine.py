@@ -2,7 +2,7 @@
 
 `Engine.submit` is the single entry. It only notes what arrived; a unit whose gradients are all
 there goes to the communication thread, which drives its program; worker threads encode and decode.
-The future is done when every unit that the gradients belong to is.
+What a GPU is only given is done at once. The future is done when each unit of its gradients is.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Engine:
         state: This rank's state.
         step: The step that began last.
         device_stream: The session's.
+        launched: Whether a GPU is given all that there is to do, exchanges included.
         planning: What makes plans, and knows the one in force.
         undo: What takes back a step that failed; None unless `engine.recover` asks for it.
         interrupted: Whether the step that began last was not completed.
@@ -78,6 +79,7 @@ class Engine:
         self.session = session
         self.parameters = tuple(parameters)
         self.device_stream, self.transport = session.device_stream, session.transport
+        self.launched = session.communication.launches
         self.state, self.step = State(self.device_stream.device), 0
         self._config = config = session.config
         self._communication = session.communication
@@ -335,8 +337,7 @@ class Engine:
                 give_back(units, self._context)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
-        launched = self.device_stream.asynchronous and (self.transport.early or self.session.size == 1)
-        sizes = UnitSizes.of(self._config, launched=launched)
+        sizes = UnitSizes.of(self._config, launched=self.launched)
         world = world_of(self._config, self.session.rank, self.session.size, self.state)
         phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.device_stream)
         return phases, self._enter(phases, 0)

@@ -61,7 +61,7 @@ class DDPHook:
         self._loss_scale = self._scale()
         self._first: FirstBucket | None = None
         self._early: EarlyGradients | None = None
-        if model.gradient_as_bucket_view:
+        if model.gradient_as_bucket_view and not self._engine.launched:
             self._early = EarlyGradients(parameters, self._send, lambda: self._engine.awaited())
 
     def expect(self, first: FirstBucket) -> None:

@@ -5,8 +5,9 @@ said, and the last one is full at the end of backward: what waits for it leaves 
 until then. Each gradient lies in its bucket as soon as autograd has it, though. So units go to the
 engine as they become complete, in the memory of the buckets, and the hook submits what is left.
 
-That needs `gradient_as_bucket_view=True`, by which a gradient tells where it lies; and buckets that
-stay where they are, as they do from the second step on.
+Not where a GPU is given exchanges, too, which would begin a little sooner for more of the host's
+time. And it needs `gradient_as_bucket_view=True`, by which a gradient tells where it lies; and
+buckets that stay where they are, as they do from the second step on.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, ConfigError, PayloadError, Timeout, TransportError
 from compressa.transports.base import Done, Key, Received, Traffic, Transport, call_failed
+from compressa.transports.gpu_threads import on
 from compressa.transports.in_order import InOrder
 from compressa.transports.nccl_group import NcclGroup
 from compressa.transports.nccl_lengths import Lengths, Messages
@@ -114,7 +115,7 @@ class NcclTransport(Transport):
         takes its time.
         """
         try:
-            with torch.cuda.stream(self._stream):
+            with on(self._stream):
                 zeros = torch.zeros(_WARM_UP_BYTES // 4, device=self._stream.device)
                 parts = torch.zeros((self.size, 16), dtype=torch.uint8, device=self._stream.device)
                 outgoing = {peer: parts[peer] for peer in self._peers}
@@ -259,7 +260,8 @@ class NcclTransport(Transport):
 
     def _reached(self) -> torch.cuda.Event:
         """Where the caller's current stream is, which has made what is sent."""
-        event: torch.cuda.Event = torch.cuda.current_stream(self._stream.device).record_event()
+        made_on = torch.cuda.current_stream(self._stream.device_index)
+        event: torch.cuda.Event = made_on.record_event()
         return event
 
     def _exact_call(self, exchange: Exchange) -> _Call:
@@ -296,7 +298,7 @@ class NcclTransport(Transport):
         launch = partial(self._launch, what, exchange, ready=ready, done=done)
         if not launch(self._call_of(lengths.told)):
             return False
-        with torch.cuda.stream(self._group.ends):
+        with on(self._group.ends):
             known = lengths.fetch()
 
         def finish(received: Received) -> bool:
@@ -333,7 +335,7 @@ class NcclTransport(Transport):
         not be given to others on it: not even after a failure, when an abort may not have helped.
         """
         try:
-            with torch.cuda.stream(self._departures), self._calling(what, ready):
+            with on(self._departures), self._calling(what, ready):
                 self._departures.wait_event(ready)
                 call.launch()
         except TransportError as error:

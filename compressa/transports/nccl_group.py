@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from compressa.errors import TransportError
+from compressa.transports.gpu_threads import on
 
 
 class NcclGroup:
@@ -109,7 +110,7 @@ class NcclGroup:
 
     def _end_with(self, work: Any) -> None:
         """Have what comes next on the stream of ends come after this, too."""
-        with torch.cuda.stream(self.ends):
+        with on(self.ends):
             work.wait()  # the stream does
 
 

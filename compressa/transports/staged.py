@@ -36,7 +36,7 @@ from compressa.transports.base import (
     Transport,
     call_failed,
 )
-from compressa.transports.gpu_threads import call_at
+from compressa.transports.gpu_threads import call_at, on
 from compressa.transports.reactor import Reactor
 from compressa.transports.watcher import Callback, Watcher
 
@@ -152,7 +152,7 @@ class Staged(Transport):
         self._order_copies()
         self._on_device.add(id(operation))
         for piece in pieces:
-            with torch.cuda.stream(self._out):
+            with on(self._out):
                 staged = _pinned_like(piece).copy_(piece, non_blocking=True)
             bring = self._posted(partial(self._bring_sum, piece, staged, arrivals))
             add = partial(self._inner.all_reduce, BackendAllReduce(staged), bring)
@@ -203,13 +203,13 @@ class Staged(Transport):
 
         Those back to the GPU do so, too: nothing is received before something could be sent.
         """
-        self._out.wait_event(torch.cuda.current_stream(self._stream.device).record_event())
+        self._out.wait_event(torch.cuda.current_stream(self._stream.device_index).record_event())
 
     def _copied_out(self, buffers: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Copy each buffer once, however many peers it goes to."""
         memory = {peer: (buffer.data_ptr(), buffer.numel()) for peer, buffer in buffers.items()}
         distinct = {memory[peer]: buffer for peer, buffer in buffers.items()}
-        with torch.cuda.stream(self._out):
+        with on(self._out):
             copies = {
                 address: _pinned_like(buffer).copy_(buffer, non_blocking=True)
                 for address, buffer in distinct.items()
@@ -265,7 +265,7 @@ class Staged(Transport):
             return
         if arrivals.ended:
             return  # a piece has failed, and the memory may be somebody else's by now
-        with torch.cuda.stream(self._in):
+        with on(self._in):
             for peer, staged in result.items():
                 incoming[peer][: staged.numel()].copy_(staged, non_blocking=True)
         arrivals.arrived(None, {peer: staged.numel() for peer, staged in result.items()})
@@ -280,7 +280,7 @@ class Staged(Transport):
         """Copy the sum of a piece to where its terms came from."""
         failure = result if isinstance(result, CompressaError) else None
         if failure is None and not arrivals.ended:
-            with torch.cuda.stream(self._in):
+            with on(self._in):
                 piece.copy_(staged, non_blocking=True)
         arrivals.arrived(failure)
 
