@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import gpu_first
 import pytest
 import torch
 from compressa.kernels.topk import select_top_k
-from cuda_occupancy import STREAMS
 from emulated_torch import StreamedEmulated, emulated_torch
 from gpu_first import busy_selection, check_selection
+
+from benchmarks.kernels import table
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "gpu.md"
 
@@ -80,12 +82,21 @@ def test_a_sanitizer_runs_each_tool_without_pools_of_memory_and_may_be_missing(
     assert all(Path(file).exists() for file in ran[0][0] if file.endswith(".py"))
 
 
-def test_the_guide_expects_speeds_of_kernels_there_are_until_a_gpu_was_measured() -> None:
-    text = GUIDE.read_text(encoding="utf-8")
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `")]
-    known = {f"`{one.source}: {one.name}`": one.read + one.written for one in STREAMS}
-    assert len(rows) > 8
-    for name, _, moved, *_ in rows:
-        assert known[name.strip()] == float(moved), name
-    measured = list(gpu.RESULTS.glob("gpu-*.json"))
-    assert measured or "**Expected by reading; nothing here was measured.**" in text
+def test_the_guide_tells_what_the_last_gpu_reached() -> None:
+    last = max(gpu.RESULTS.glob("gpu-*.json"), key=lambda file: file.stem[-len("2026-01-31") :])
+    found = json.loads(last.read_text(encoding="utf-8"))
+    reached: dict[str, dict[str, float]] = {}
+    for row in found["measurement"]["rows"]:
+        if row["benchmark"] == "kernels" and row["limit_ratio"] is not None:
+            known = reached.setdefault(row["case"].split(" @ ")[0], {})
+            known |= {"ms": row["median"], "share": row["limit_ratio"]}
+            if row["peer"] == "torch.compile":
+                known["compiled"] = row["peer_median"]
+    asked = {case.name: case.least_share.gpu for case in (*table.CASES, *table.GPU_CASES)}
+    section = GUIDE.read_text(encoding="utf-8").split("## What was measured")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.count("|") == 6]
+    assert len(lines) > 12
+    for line in lines[2:]:
+        name, *cells = (cell.strip() for cell in line.split("|")[1:-1])
+        ms, share, compiled = (reached[name][what] for what in ("ms", "share", "compiled"))
+        assert cells == [f"{ms:.3f}", f"{share:.2f}", f"{asked[name]:.2f}", f"{compiled:.3f}"], name

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from compressa.kernels import cuda
 
 from benchmarks.kernels.operands import Operands
 from benchmarks.timing import Call
 from compressa.aggregators.base import AllGather, Request, State, StepContext, World
 from compressa.aggregators.single import build_aggregator
+from compressa.arrays import as_array
 from compressa.codecs import Codec
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
@@ -150,8 +153,21 @@ class Case:
             KernelUnavailable: There is no such kernel for the operands' device.
         """
         if isinstance(compressor, Codec) and self.operation is not Operation.STEP:
-            return _PREPARE[self.operation](compressor, operands)
+            call = _PREPARE[self.operation](compressor, operands)
+            on_cpu = operands.gradient.device.type == "cpu"
+            return call if on_cpu else _answered_later(call, operands)
         return _step(compressor, self.shape or (operands.elems,), operands)
+
+
+def _answered_later(call: Call, operands: Operands) -> Call:
+    """As an engine calls it: what a check finds on a GPU is not waited for."""
+    found = torch.zeros(1, dtype=torch.int64, device=operands.gradient.device)
+
+    def later() -> None:
+        with cuda.answers_later(lambda: as_array(found).view(np.uint64)):
+            call()
+
+    return later
 
 
 def _encode(codec: Codec, operands: Operands) -> Call:

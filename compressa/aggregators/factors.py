@@ -355,8 +355,7 @@ class LowRankAggregator(Aggregator):
         world: Ranks, seed and state.
     """
 
-    joinable = True
-    waits = False
+    joinable, waits = True, False
 
     def __init__(self, hyper: LowRank, layout: Layout, world: World) -> None:
         matrices, self._vectors = hyper.split(layout)

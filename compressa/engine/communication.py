@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -42,8 +43,9 @@ class Communication:
         verdict: Called once, on the communication thread, with the first error; tells the other
             ranks, and returns the error that it amounts to.
         device_stream: What all these threads work on.
-        inline: Whether programs always run on the thread that starts them, see `run_inline`: for an
-            early transport whose launches have a place among others of that thread.
+        inline: Whether programs run on the thread that starts them instead, each as far as it goes
+            before `start` returns: for an early transport whose launches have a place among others
+            of that thread.
 
     Attributes:
         post: Has a function called on the communication thread; from any thread. What that raises
@@ -62,8 +64,7 @@ class Communication:
         inline: bool = False,
     ) -> None:
         self._transport = transport
-        self._always_inline = self._is_inline = inline
-        self._inline = Inline(device_stream)
+        self._inline = Inline(device_stream) if inline else None
         self._verdict = verdict
         self._failed = DeferredError()
         self._computed: Computed = _ignore
@@ -82,7 +83,7 @@ class Communication:
         self._driver = Driver(
             transport,
             self._compute,
-            self._drive,
+            self._inline.run if self._inline else self.post,
             time.perf_counter,
             deadline_s,
             device_stream,
@@ -168,7 +169,8 @@ class Communication:
     def wait(self, tickets: Sequence[Ticket]) -> list[Mark]:
         """Wait for tickets, and return their marks, in their order.
 
-        Meanwhile the caller's core is free. Every exchange has its deadline, so the wait ends.
+        Meanwhile, and not while the caller computes, its core is free. Every exchange has its
+        deadline, so the wait ends.
 
         Raises:
             CompressaError: The verdict, if it came before one of them was done.
@@ -198,26 +200,9 @@ class Communication:
         task.idle_since_s = time.perf_counter()
         self._drive(partial(self._start, task))
 
-    def run_inline(self, wanted: bool) -> None:
-        """Have programs run on the threads that start them, or on this one; between two steps.
-
-        Inline, each goes as far as it can before `start` returns, where no other thread need wake
-        up or contend for the interpreter's lock. Nothing changes where that can not be.
-
-        Args:
-            wanted: Whether all programs to come only give a GPU its work.
-        """
-        if self._always_inline or not self.launches or self._gate is not None:
-            return
-        if wanted and not self._is_inline:
-            here = threading.Event()
-            self.post(here.set)  # after all that the driver was given there
-            wanted = here.wait(_END_S)
-        self._is_inline = wanted
-
     def _drive(self, call: Callable[[], None]) -> None:
         """Have the driver called on the thread that drives it."""
-        if not self._is_inline:
+        if self._inline is None:
             self.post(call)
             return
         try:
@@ -323,7 +308,7 @@ class Communication:
         if late_s > _BRIEF_S:  # what came meanwhile lies unread
             away_s += late_s
         self._look_s = now_s + _TICK_S
-        if not self._is_inline:  # else the transport knows alone, and the driver is another's
+        if self._inline is None:  # else the transport knows alone, and the driver is another's
             self._driver.excuse(away_s)
             error = self._driver.expired()
             if error is not None:
@@ -344,14 +329,14 @@ class Communication:
             # in the transport goes on, and no longer keeps the driver.
             self._transport.fail(self._error)
         finally:  # and they must hear of it, whatever became of the transport
-            with self._inline.alone():
+            with self._inline.alone() if self._inline else nullcontext():
                 self._driver.fail(self._error)
             self._failed(self._error)
             self._settled.set()
 
     def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:
         enqueues = self._device_stream.asynchronous and not task.waits
-        if operation.quick or enqueues or self._is_inline:
+        if operation.quick or enqueues or self._inline is not None:
             done(*self._work(task, operation))
         else:
             self._pool.submit(lambda: self.post(partial(done, *self._work(task, operation))))

@@ -1,8 +1,8 @@
 """The engine: named gradients in, their mean over the ranks out.
 
 `Engine.submit` is the single entry. It only notes what arrived; a unit whose gradients are all
-there goes to the communication thread, which drives its program; worker threads encode and decode.
-What a GPU is only given is done at once. The future is done when each unit of its gradients is.
+there goes to the communication thread, which drives its program; worker threads encode and decode,
+but for what a GPU is only given. The future is done when each unit of its gradients is.
 """
 
 from __future__ import annotations
@@ -347,7 +347,6 @@ class Engine:
         phase = phases.enter(step)
         step_plan = self.planning.enter(phase, step)
         agree_on_order(self.session.all_gather, step, step_plan.launches)
-        self._communication.run_inline(not any(unit.aggregator.waits for unit in phase.units))
         self._communication.follow(*step_plan)
         self._timeline.enter(phase)
         self._bundles = Bundles(phase, self.device_stream)

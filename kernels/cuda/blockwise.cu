@@ -57,6 +57,17 @@ DEVICE void dequantize(
     }
 }
 
+// Of short blocks a warp takes two: one would leave half of it idle.
+template <int THREADS, int EACH>
+DEVICE void dequantize_all(
+    const u8* codes, const float* scales, const float* offsets, float* out, i64 n, int block,
+    int zero, float weight, bool add) {
+    if (THREADS == WARP && block <= 4 * EACH * LANES)
+        dequantize<LANES, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);
+    else
+        dequantize<THREADS, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);
+}
+
 struct Payloads {
     const u8* every_codes[MOST];
     const float *every_scales[MOST], *every_offsets[MOST];
@@ -75,6 +86,16 @@ DEVICE void sum(
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>())
         sum_block<THREADS, EACH>(
             payloads, ranged, sums, false, b, n, block, zero, weight, even);
+}
+
+// Of short blocks a warp takes two, as above.
+template <int THREADS, int EACH>
+DEVICE void sum_all(
+    const Payloads& payloads, Sums sums, i64 n, int block, int zero, float weight) {
+    if (THREADS == WARP && block <= 4 * EACH * LANES)
+        sum<LANES, EACH>(payloads, sums, n, block, zero, weight);
+    else
+        sum<THREADS, EACH>(payloads, sums, n, block, zero, weight);
 }
 
 #define QUANTIZE_AS(name, ctas, quantize, ...)                                                    \
@@ -101,7 +122,7 @@ DEVICE void sum(
         (const u8* __restrict__ codes, const float* __restrict__ scales,                          \
          const float* __restrict__ offsets, float* __restrict__ out, i64 n, int block, int zero,  \
          float weight, bool add)) {                                                               \
-        dequantize<THREADS, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);      \
+        dequantize_all<THREADS, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);  \
     }
 
 #define SUM(name, THREADS, EACH)                                                                  \
@@ -111,7 +132,7 @@ DEVICE void sum(
          EACH_OF(const float* __restrict__, offsets),                                             \
          const float* before, void* out, int kind, i64 n, int block, int zero, float weight)) {   \
         Payloads payloads = {ALL_OF(codes), ALL_OF(scales), ALL_OF(offsets)};                     \
-        sum<THREADS, EACH>(payloads, {before, out, kind}, n, block, zero, weight);                \
+        sum_all<THREADS, EACH>(payloads, {before, out, kind}, n, block, zero, weight);            \
     }
 
 QUANTIZE(quantize_8_by_warps, WARP, 1, false)

@@ -30,16 +30,19 @@ DEVICE void decode4(u32 word, u32 negative, float (&values)[4]) {
     for (int u = 0; u < 4; ++u) values[u] = power(word >> 8 * u & 0xFFu, sign_bit(negative, u));
 }
 
-// Four neighbours: their exponents, a byte each, and in the place of p what is left of them; signs
+// Four neighbours: their exponents, a byte each. If this leaves a rest, it takes the place of p. Signs
 // go to the lowest bits of bytes.
-DEVICE u32 encode4(float (&p)[4], const u32 (&fractions)[4], float back, u32& signs) {
+DEVICE u32 encode4(
+    float (&p)[4], const u32 (&fractions)[4], float back, u32& signs, bool leaves) {
     u32 word = 0;
     signs = 0;
     for (int u = 0; u < 4; ++u) {
-        u32 exponent = rounded_exponent(p[u], fractions[u]), sign = sign_of(p[u]);
-        word |= exponent << 8 * u, signs |= sign >> 31 << 8 * u;
-        p[u] = (p[u] - power(exponent, sign)) * back;
+        word |= rounded_exponent(p[u], fractions[u]) << 8 * u;
+        signs |= sign_of(p[u]) >> 31 << 8 * u;
     }
+    if (!leaves) return word;
+    for (int u = 0; u < 4; ++u)
+        p[u] = (p[u] - power(word >> 8 * u & 0xFFu, sign_bit(signs, u))) * back;
     return word;
 }
 
@@ -69,7 +72,7 @@ DEVICE void quantize_group(
             float p[4];
             effective4(x, feedback, low + first, count, p);
             drawn_fractions(drawn, offset + first, count, fractions);
-            u32 word = encode4(p, fractions, feedback.back, negative);
+            u32 word = encode4(p, fractions, feedback.back, negative, feedback.residual);
             store4(exponents, low + first, count, word);
             if (feedback.residual) leave4(feedback.residual, low + first, count, p, word);
             packed |= negative << plane;
@@ -105,7 +108,7 @@ DEVICE void quantize_all(
         UNROLLED for (int plane = 0; plane < PLANES; ++plane) {
             i64 first = four_at<Group>(low, plane);
             drawn_fractions(drawn, int(first - b * GROUP), 4, fractions);
-            u32 word = encode4(p[plane], fractions, feedback.back, negative);
+            u32 word = encode4(p[plane], fractions, feedback.back, negative, feedback.residual);
             store4<true>(exponents, first, 4, word);
             if (feedback.residual) leave4<true>(feedback.residual, first, 4, p[plane], word);
             packed |= negative << plane;

@@ -145,3 +145,18 @@ def test_payloads_of_varying_length_cost_what_they_are_long(compressor: Compress
     due = alone(compressor, GATHERED)
     assert all(map(torch.equal, results, due))
     assert all(map(torch.equal, padded, due))
+
+
+@pytest.mark.parametrize(
+    ("compressor", "waits"),
+    [(c, False) for c in COMPRESSORS] + [((VARYING["dgc"], GATHERED), True)],
+)
+def test_workers_compute_only_what_may_wait_for_the_gpu(
+    compressor: tuple[Compressor, dict[str, Any]], waits: bool
+) -> None:
+    with training_with(*compressor) as training:
+        pool = training.engine._communication._pool
+        with mock.patch.object(pool, "submit", wraps=pool.submit) as handed_over:
+            training.engine.wait(list(training.submit(NAMES).values()))
+        assert training.engine.launched
+        assert handed_over.called == waits

@@ -236,6 +236,18 @@ def test_ranks_without_nccl_and_shards_are_refused() -> None:
     assert any("exchange.order" in text for text in _not_followed(config, "it", shards=False))
 
 
+def test_a_rank_alone_keeps_the_order_of_a_gpu_s_stream_and_a_cpu_has_none() -> None:
+    config, group = load_config({"compressor": "int8"}), mock.Mock()
+    group.size.return_value = 1
+    with emulated_torch():
+        for device_stream in (CudaDeviceStream(DEVICE), DeviceStream()):
+            with opening.open_session(
+                config, group, 10, device_stream=device_stream, in_stream_order=True
+            ) as session:
+                on_gpu = isinstance(device_stream, CudaDeviceStream)
+                assert (session.communication._inline is not None) == on_gpu
+
+
 @pytest.mark.parametrize("in_stream_order", [False, True])
 def test_the_model_s_group_is_used_as_it_is_or_not_at_all(in_stream_order: bool) -> None:
     config, group, own = load_config({"compressor": "int8"}), mock.Mock(), mock.Mock()
@@ -258,7 +270,7 @@ def test_the_model_s_group_is_used_as_it_is_or_not_at_all(in_stream_order: bool)
         session.close()
     assert given.args[1] is (group if in_stream_order else own)
     assert given.kwargs == {"shared": in_stream_order}
-    assert session.communication._is_inline == in_stream_order
+    assert (session.communication._inline is not None) == in_stream_order
     assert made.called != in_stream_order
     assert [group for call in released.call_args_list for group in call.args[0]] == (
         [] if in_stream_order else [own]

@@ -147,6 +147,15 @@ def test_the_first_dense_unit_is_that_of_ddp_and_no_parameter_is_cut_for_it() ->
         assert [len(unit.layout.segments) for unit in units] == due
 
 
+def test_units_that_a_gpu_is_given_are_as_large_as_ddp_s_buckets_unless_a_size_is_given() -> None:
+    parameters = [ParameterInfo(i, f"w{i}", (1 << 20,)) for i in range(14)]
+    for exchange, due in ({}, [7, 7]), ({"unit_bytes": 8 << 20}, [2] * 7):
+        config = load_config({"compressor": "int8", "exchange": exchange})
+        sizes = UnitSizes.of(config, launched=True)
+        units = build_units(parameters, {p.name: Int8() for p in parameters}, sizes)
+        assert [len(unit.layout.segments) for unit in units] == due
+
+
 def test_what_is_compressed_has_a_mebibyte_or_an_eighth_of_a_small_model() -> None:
     for count, most in ((48, 24), (8, 14)):
         parameters = [ParameterInfo(i, f"w{i}", (256, 256)) for i in range(count)]
