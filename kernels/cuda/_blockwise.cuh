@@ -14,8 +14,8 @@ enum Statistic { MAX, RANGE, L2, CLIPPED };
 
 constexpr float LARGEST = 3.402823466e+38f, SMALL = 0x1p-100f, SMALLEST = 0x1p-149f;
 constexpr float LIFT = 0x1p64f;
-// Added to a number of less than 22 bits, it rounds that as rintf does, and its bits count from
-// there: one addition for what rounding and converting take three slow instructions.
+// Added to a number of less than 22 bits, it rounds that as rintf does, to what the lowest bits
+// then say: an addition where rounding and converting are two slow instructions.
 constexpr float TO_EVEN = 0x1.8p23f;
 
 struct Form {
@@ -120,37 +120,44 @@ DEVICE double sum_of_squares(Values x, Feedback feedback, i64 low, int size) {
     return team_tree_sum<THREADS, STAGED_SQUARES * THREADS>(stage, size, fill, square);
 }
 
-DEVICE float decoded(float q, float scale, float offset, bool ranged) {
-    float product = q * scale;
+template <bool RANDOM>
+DEVICE int integer_of(float p, Grid grid, u32 fraction, const Form& form) {
+    if (!(grid.scale > 0.0f)) return 0;
+    float t = (p * grid.lift - grid.offset * grid.lift) * grid.factor;
+    t = fminf(fmaxf(t, float(form.bottom)), float(form.top));
+    if (!RANDOM) return int(__float_as_uint(t + TO_EVEN) - __float_as_uint(TO_EVEN));
+    return (int(t * float(1 << FRACTION_BITS)) + int(fraction)) >> FRACTION_BITS;
+}
+
+DEVICE float decoded(int q, float scale, float offset, bool ranged) {
+    float product = float(q) * scale;
     return ranged ? product + offset : product;
 }
 
-// Four neighbours of a plane: their codes, each in the lowest bits of a byte. If this leaves a rest,
-// it takes the place of p.
-template <int EACH, bool RANDOM>
-DEVICE u32 encode4(
-    float (&p)[4], const u32 (&fractions)[4], Grid grid, float back, const Form& form,
-    bool leaves) {
-    u32 word = 0;
-    bool sent = grid.scale > 0.0f;
-    float bottom = float(form.bottom), top = float(form.top), integers[4];
+// Four neighbours of a plane, out of four bytes.
+template <int EACH>
+DEVICE void decode4(
+    u32 word, int plane, int zero, float scale, float offset, bool ranged, float (&values)[4]) {
+    constexpr int BITS = 8 / EACH;
     for (int u = 0; u < 4; ++u) {
-        float t = (p[u] * grid.lift - grid.offset * grid.lift) * grid.factor;
-        t = fminf(fmaxf(t, bottom), top);
-        u32 code;
-        if (RANDOM) {
-            int q = (int(t * float(1 << FRACTION_BITS)) + int(fractions[u])) >> FRACTION_BITS;
-            q = sent ? q : 0, code = u32(q), integers[u] = float(q);
-        } else {
-            float sum = sent ? t + TO_EVEN : TO_EVEN;
-            code = __float_as_uint(sum), integers[u] = sum - TO_EVEN;
-        }
-        word |= ((code + u32(form.zero)) & ((1u << 8 / EACH) - 1u)) << 8 * u;
+        u32 code = word >> (8 * u + BITS * plane) & ((1u << BITS) - 1u);
+        int q = EACH == 1 && !ranged ? int(code << 24) >> 24 : int(code) - zero;
+        values[u] = decoded(q, scale, offset, ranged);
     }
-    if (!leaves) return word;
+}
+
+// Four neighbours of a plane: their codes, each in the lowest bits of a byte, and in the place of p
+// what is left of them. SPARES: not where nothing keeps it, for which RARE code lacks registers.
+template <int EACH, bool RANDOM, bool SPARES>
+DEVICE u32 encode4(
+    float (&p)[4], const u32 (&fractions)[4], Grid grid, Feedback feedback, const Form& form) {
+    u32 word = 0;
+    bool ranged = form.statistic == RANGE;
     for (int u = 0; u < 4; ++u) {
-        float value = decoded(integers[u], grid.scale, grid.offset, form.statistic == RANGE);
-        p[u] = (p[u] - value) * back;
+        int q = integer_of<RANDOM>(p[u], grid, fractions[u], form);
+        word |= (u32(q + form.zero) & ((1u << 8 / EACH) - 1u)) << 8 * u;
+        if (SPARES && !feedback.residual) continue;
+        p[u] = (p[u] - decoded(q, grid.scale, grid.offset, ranged)) * feedback.back;
     }
     return word;
 }
@@ -182,8 +189,7 @@ DEVICE void quantize_block(
             for (int u = 0; u < 4; ++u)  // what lacks gets the code of 0
                 if (form.statistic == RANGE && u >= count) p[u] = grid.offset;
             if (RANDOM) fractions_of(numbers, low + first, count, fractions);
-            word |= encode4<EACH, RANDOM>(
-                        p, fractions, grid, feedback.back, form, feedback.residual)
+            word |= encode4<EACH, RANDOM, false>(p, fractions, grid, feedback, form)
                     << 8 / EACH * plane;
             if (feedback.residual && grid.scale == grid.scale)
                 store4(feedback.residual, low + first, count, p);
@@ -206,18 +212,6 @@ DEVICE void quantize_group(
 }
 
 // Sums of block-wise payloads, one block by a team.
-
-// Four neighbours of a plane, out of four bytes.
-template <int EACH>
-DEVICE void decode4(
-    u32 word, int plane, int zero, float scale, float offset, bool ranged, float (&values)[4]) {
-    constexpr int BITS = 8 / EACH;
-    for (int u = 0; u < 4; ++u) {
-        u32 code = word >> (8 * u + BITS * plane) & ((1u << BITS) - 1u);
-        int q = EACH == 1 && !ranged ? int(code << 24) >> 24 : int(code) - zero;
-        values[u] = decoded(float(q), scale, offset, ranged);
-    }
-}
 
 // A block of `size` elements from `low` on; see below. WHOLE: it has fours only, at addresses that
 // allow vectors.

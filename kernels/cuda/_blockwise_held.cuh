@@ -42,8 +42,7 @@ DEVICE void quantize_asked(
         UNROLLED for (int plane = 0; plane < H::EACH; ++plane) {
             int g = plane * H::ROWS + row;
             if (RANDOM) fractions_of(numbers, four_at<H>(low, g), 4, fractions);
-            word |= encode4<H::EACH, RANDOM>(
-                        p[g], fractions, grid, feedback.back, form, feedback.residual)
+            word |= encode4<H::EACH, RANDOM, true>(p[g], fractions, grid, feedback, form)
                     << 8 / H::EACH * plane;
         }
         store4<true>(to.codes, four_at<H>(b * H::WIDTH, row), 4, word);

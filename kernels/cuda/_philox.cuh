@@ -34,7 +34,7 @@ DEVICE u32 word_of(const u32 (&words)[4], u32 which) {
 
 // The number that a word has for one of its two elements; see `random_fractions`.
 DEVICE u32 fraction_of(u32 word, bool second) {
-    return word >> (second ? 32 - FRACTION_BITS : 0) & ((1u << FRACTION_BITS) - 1u);
+    return second ? word >> (32 - FRACTION_BITS) : word & ((1u << FRACTION_BITS) - 1u);
 }
 
 // The 23 bits of an element; see `random_fractions`.

@@ -57,17 +57,6 @@ DEVICE void dequantize(
     }
 }
 
-// Of short blocks a warp takes two: one would leave half of it idle.
-template <int THREADS, int EACH>
-DEVICE void dequantize_all(
-    const u8* codes, const float* scales, const float* offsets, float* out, i64 n, int block,
-    int zero, float weight, bool add) {
-    if (THREADS == WARP && block <= 4 * EACH * LANES)
-        dequantize<LANES, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);
-    else
-        dequantize<THREADS, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);
-}
-
 struct Payloads {
     const u8* every_codes[MOST];
     const float *every_scales[MOST], *every_offsets[MOST];
@@ -86,16 +75,6 @@ DEVICE void sum(
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>())
         sum_block<THREADS, EACH>(
             payloads, ranged, sums, false, b, n, block, zero, weight, even);
-}
-
-// Of short blocks a warp takes two, as above.
-template <int THREADS, int EACH>
-DEVICE void sum_all(
-    const Payloads& payloads, Sums sums, i64 n, int block, int zero, float weight) {
-    if (THREADS == WARP && block <= 4 * EACH * LANES)
-        sum<LANES, EACH>(payloads, sums, n, block, zero, weight);
-    else
-        sum<THREADS, EACH>(payloads, sums, n, block, zero, weight);
 }
 
 #define QUANTIZE_AS(name, ctas, quantize, ...)                                                    \
@@ -122,7 +101,7 @@ DEVICE void sum_all(
         (const u8* __restrict__ codes, const float* __restrict__ scales,                          \
          const float* __restrict__ offsets, float* __restrict__ out, i64 n, int block, int zero,  \
          float weight, bool add)) {                                                               \
-        dequantize_all<THREADS, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);  \
+        dequantize<THREADS, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);      \
     }
 
 #define SUM(name, THREADS, EACH)                                                                  \
@@ -132,7 +111,7 @@ DEVICE void sum_all(
          EACH_OF(const float* __restrict__, offsets),                                             \
          const float* before, void* out, int kind, i64 n, int block, int zero, float weight)) {   \
         Payloads payloads = {ALL_OF(codes), ALL_OF(scales), ALL_OF(offsets)};                     \
-        sum_all<THREADS, EACH>(payloads, {before, out, kind}, n, block, zero, weight);            \
+        sum<THREADS, EACH>(payloads, {before, out, kind}, n, block, zero, weight);                \
     }
 
 QUANTIZE(quantize_8_by_warps, WARP, 1, false)
@@ -169,15 +148,16 @@ QUANTIZE_HELD(quantize_4_at_random_of_1024, true, 1024, 2)
 QUANTIZE_HELD(quantize_2_at_random_of_256, true, 256, 4)
 QUANTIZE_HELD(quantize_2_at_random_of_512, true, 512, 4)
 QUANTIZE_HELD(quantize_2_at_random_of_1024, true, 1024, 4)
+// Two blocks to a warp where codes share bytes: one of 128 would leave half of it idle.
 DEQUANTIZE(dequantize_8_by_warps, WARP, 1)
-DEQUANTIZE(dequantize_4_by_warps, WARP, 2)
-DEQUANTIZE(dequantize_2_by_warps, WARP, 4)
+DEQUANTIZE(dequantize_4_by_warps, LANES, 2)
+DEQUANTIZE(dequantize_2_by_warps, LANES, 4)
 DEQUANTIZE(dequantize_8_by_ctas, CTA, 1)
 DEQUANTIZE(dequantize_4_by_ctas, CTA, 2)
 DEQUANTIZE(dequantize_2_by_ctas, CTA, 4)
 SUM(sum_8_by_warps, WARP, 1)
-SUM(sum_4_by_warps, WARP, 2)
-SUM(sum_2_by_warps, WARP, 4)
+SUM(sum_4_by_warps, LANES, 2)
+SUM(sum_2_by_warps, LANES, 4)
 SUM(sum_8_by_ctas, CTA, 1)
 SUM(sum_4_by_ctas, CTA, 2)
 SUM(sum_2_by_ctas, CTA, 4)

@@ -30,19 +30,19 @@ DEVICE void decode4(u32 word, u32 negative, float (&values)[4]) {
     for (int u = 0; u < 4; ++u) values[u] = power(word >> 8 * u & 0xFFu, sign_bit(negative, u));
 }
 
-// Four neighbours: their exponents, a byte each. If this leaves a rest, it takes the place of p. Signs
-// go to the lowest bits of bytes.
-DEVICE u32 encode4(
-    float (&p)[4], const u32 (&fractions)[4], float back, u32& signs, bool leaves) {
+// Four neighbours: their exponents, a byte each; signs go to the lowest bits of bytes. What is
+// left, if something is to be kept, takes the place of p.
+DEVICE u32 encode4(float (&p)[4], const u32 (&fractions)[4], Feedback feedback, u32& signs) {
     u32 word = 0;
     signs = 0;
     for (int u = 0; u < 4; ++u) {
         word |= rounded_exponent(p[u], fractions[u]) << 8 * u;
         signs |= sign_of(p[u]) >> 31 << 8 * u;
     }
-    if (!leaves) return word;
-    for (int u = 0; u < 4; ++u)
-        p[u] = (p[u] - power(word >> 8 * u & 0xFFu, sign_bit(signs, u))) * back;
+    if (!feedback.residual) return word;
+    float values[4];
+    decode4(word, signs, values);
+    for (int u = 0; u < 4; ++u) p[u] = (p[u] - values[u]) * feedback.back;
     return word;
 }
 
@@ -72,7 +72,7 @@ DEVICE void quantize_group(
             float p[4];
             effective4(x, feedback, low + first, count, p);
             drawn_fractions(drawn, offset + first, count, fractions);
-            u32 word = encode4(p, fractions, feedback.back, negative, feedback.residual);
+            u32 word = encode4(p, fractions, feedback, negative);
             store4(exponents, low + first, count, word);
             if (feedback.residual) leave4(feedback.residual, low + first, count, p, word);
             packed |= negative << plane;
@@ -108,7 +108,7 @@ DEVICE void quantize_all(
         UNROLLED for (int plane = 0; plane < PLANES; ++plane) {
             i64 first = four_at<Group>(low, plane);
             drawn_fractions(drawn, int(first - b * GROUP), 4, fractions);
-            u32 word = encode4(p[plane], fractions, feedback.back, negative, feedback.residual);
+            u32 word = encode4(p[plane], fractions, feedback, negative);
             store4<true>(exponents, first, 4, word);
             if (feedback.residual) leave4<true>(feedback.residual, first, 4, p[plane], word);
             packed |= negative << plane;
