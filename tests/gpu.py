@@ -137,10 +137,18 @@ def run(chosen: argparse.Namespace, site: Path) -> int:
             break
         for state in PARTS[name](site, limit_s):  # what is known is kept, whatever comes
             found[name] = state
-            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            keep(found, path, site)
         found["not_reached"].remove(name)
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        keep(found, path, site)
     return told(path, found, wanted)
+
+
+def keep(found: dict[str, Any], path: Path, site: Path) -> None:
+    """Write what was found, which names no folder of this machine."""
+    text = json.dumps(found, indent=1) + "\n"
+    for home in (ROOT, site):
+        text = text.replace(f"{home}/", "")
+    path.write_text(text, encoding="utf-8")
 
 
 def share(parts: Sequence[str], left_s: float) -> float:

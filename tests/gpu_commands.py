@@ -119,8 +119,6 @@ def said(
             _tell(process, signal.SIGINT)
             raise
     text = output.decode(errors="replace") + ended
-    for home in (ROOT, folder):  # what is kept names no folder of this machine
-        text = text.replace(f"{home}/", "")
     if heard:
         print(text, flush=True)
     return {"code": LATE if ended else _code(process.returncode), "output": text}

@@ -5,6 +5,7 @@ On a bare machine it needs no more than torch, CuPy, numba, pytest, hypothesis a
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -236,6 +237,13 @@ def test_a_wheel_for_another_python_is_refused(
     said = capsys.readouterr().err
     assert "some_thing-1.0" in said
     assert f"GPU_PYTHON={sys.version_info[0]}.{sys.version_info[1]}" in said
+
+
+def test_what_is_kept_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    path, site = tmp_path / "found.json", tmp_path / "site"
+    found = {"output": f"{gpu.ROOT}/tests/gpu.py:1: and {site}/compressa/config.py"}
+    gpu.keep(found, path, site)
+    assert json.loads(path.read_text()) == {"output": "tests/gpu.py:1: and compressa/config.py"}
 
 
 def test_the_tree_is_importable_as_it_is(tmp_path: Path) -> None:
