@@ -355,8 +355,7 @@ class Engine:
     def _task(self, bundle: Bundle) -> Task:
         program = bundle.program(list(map(self._program, bundle.members)))
         step, finished = self._context.step, partial(self._finished, bundle.numbers)
-        waits = any(member.unit.aggregator.waits for member in bundle.members)
-        return Task(bundle.numbers[0], bundle.name, step, program, finished, waits=waits)
+        return Task(bundle.numbers[0], bundle.name, step, program, finished, waits=bundle.waits)
 
     def _program(self, member: Member) -> Program[None]:
         gradients, marks = self._arrivals.take(member.numbers)

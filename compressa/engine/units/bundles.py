@@ -44,12 +44,14 @@ class Bundle:
         members: As given.
         name: As given.
         numbers: Of all units.
+        waits: Whether what one of them computes may wait for a GPU.
     """
 
     def __init__(self, members: Sequence[Member], name: str, *, joins: bool = True) -> None:
         self.members = tuple(members)
         self.name = name
         self.numbers = [number for member in members for number in member.numbers]
+        self.waits = any(member.unit.aggregator.waits for member in members)
         self._joins = joins
         self._rooms: dict[Hashable, torch.Tensor] = {}
 
