@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch.distributed as dist
 
@@ -55,17 +56,11 @@ def open_session(
         CompressaError: The failure that was given.
     """
     device_stream = device_stream or DeviceStream()
+    opened = partial(Session, config, device_stream=device_stream, threads=threads, caller=caller)
     if group.size() == 1:
         if failure is not None:
             raise failure
-        return Session(
-            config,
-            Alone(),
-            device_stream=device_stream,
-            threads=threads,
-            in_stream_order=in_stream_order and device_stream.asynchronous,
-            caller=caller,
-        )
+        return opened(Alone(), in_stream_order=in_stream_order and device_stream.asynchronous)
     brought = [ParameterInfo(0, "values", (values,))] if isinstance(values, int) else values
     obstacle = startup.obstacle(config, group.size())
     groups: list[dist.ProcessGroup] = []
@@ -89,16 +84,7 @@ def open_session(
                 device_stream,
                 shared=in_stream_order,
             )
-            session = Session(
-                config,
-                transport,
-                control,
-                device_stream=device_stream,
-                threads=threads,
-                groups=groups,
-                in_stream_order=in_stream_order,
-                caller=caller,
-            )
+            session = opened(transport, control, groups=groups, in_stream_order=in_stream_order)
             failed.connect(session.fail)
             return session
 
