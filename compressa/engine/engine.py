@@ -355,7 +355,8 @@ class Engine:
     def _task(self, bundle: Bundle) -> Task:
         program = bundle.program(list(map(self._program, bundle.members)))
         step, finished = self._context.step, partial(self._finished, bundle.numbers)
-        return Task(bundle.numbers[0], bundle.name, step, program, finished, waits=bundle.waits)
+        waits = bundle.waits or self._context.hold_zeros  # for whether gradients are zero
+        return Task(bundle.numbers[0], bundle.name, step, program, finished, waits=waits)
 
     def _program(self, member: Member) -> Program[None]:
         gradients, marks = self._arrivals.take(member.numbers)

@@ -158,5 +158,9 @@ def test_workers_compute_only_what_may_wait_for_the_gpu(
         pool = training.engine._communication._pool
         with mock.patch.object(pool, "submit", wraps=pool.submit) as handed_over:
             training.engine.wait(list(training.submit(NAMES).values()))
+            assert handed_over.called == waits
+            ask = {"step": 1, "hold_zeros": True}  # whether a gradient is all zero
+            tickets = [training.engine.submit({n: training.gradients[n]}, **ask) for n in NAMES]
+            training.engine.wait(tickets)
+            assert handed_over.called != isinstance(compressor[0], NoCompression)
         assert training.engine.launched
-        assert handed_over.called == waits
