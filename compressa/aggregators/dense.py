@@ -15,8 +15,8 @@ from compressa.aggregators.base import (
     Verb,
     World,
 )
-from compressa.aggregators.region import Region
 from compressa.collectives.dense import DenseValues
+from compressa.collectives.region import Region
 from compressa.collectives.scratch import Scratch
 from compressa.parameters import Layout
 
@@ -25,6 +25,7 @@ class Dense(Aggregator):
     """Divide by the number of ranks, then sum, as DistributedDataParallel does."""
 
     waits = False
+    begins_quick = True
 
     def __init__(self, layout: Layout, world: World) -> None:
         self._layout = layout
@@ -44,11 +45,10 @@ class Dense(Aggregator):
         return (Round(Verb.ALL_REDUCE, self._layout.dtype, size, dense=True),)
 
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
-        """One all-reduce, in place where the segments lie together in memory."""
-        flat = self._region.join(gradients)
-        # Gradients that lay together in one step, as those of a bucket mostly do, will in the next.
-        self.begins_quick = self.ends_quick = self._region.in_place
-        yield AllReduce(DenseValues(flat, divisor=self._world.size), self._scratch)
+        """One all-reduce, where the gradients lie unless it needs them as one vector."""
+        self._region.lay(gradients)
+        self.ends_quick = self._region.in_place  # as in the last step
+        yield AllReduce(DenseValues(self._region, divisor=self._world.size), self._scratch)
         self._region.split()
 
     def rollback(self, context: StepContext) -> None:

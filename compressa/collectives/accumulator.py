@@ -70,7 +70,6 @@ class Accumulator(ABC):
         align_elems: Spans may begin at multiples of it.
         exact: Whether messages always have `capacity_bytes` bytes.
         ready: Whether messages are there already, so that giving or sharing one takes no time.
-        dense: The values, all of them, if a backend may sum them in place instead.
         divisor: What they are divided by before they are summed, which whoever carries the sum has
             `divide` do, or does itself.
     """
@@ -79,8 +78,12 @@ class Accumulator(ABC):
     align_elems: int
     exact: bool = True
     ready: bool = False
-    dense: torch.Tensor | None = None
     divisor: int = 1
+
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """The values, all of them, if a backend may sum them in place instead."""
+        return None
 
     def divide(self) -> None:  # noqa: B027 - most have nothing to divide
         """Divide all values by `divisor`; once, before anything is given or shared."""

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
+from compressa.collectives.region import Region
+
 T = TypeVar("T")
 
 
@@ -65,7 +67,7 @@ class LoweredSum(NamedTuple):
 
     Attributes:
         program: What the transport's `lower` returned; not under way.
-        values: What is summed; contiguous.
+        values: What is summed; contiguous, or tensors on a CPU.
         exchanges: How many it stands for.
         sent_bytes: What this rank sends in them.
         peers: With how many ranks they are.
@@ -74,7 +76,7 @@ class LoweredSum(NamedTuple):
     """
 
     program: Any
-    values: torch.Tensor
+    values: torch.Tensor | Region
     exchanges: int
     sent_bytes: int
     peers: int

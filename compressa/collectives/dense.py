@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 
 from compressa.collectives.accumulator import Accumulator, Author, Span
+from compressa.collectives.region import Region
 
 _EXACT_IN_BFLOAT16 = 256  # whole numbers up to here
 _QUICK_BYTES = 1 << 19  # 0.1 ms; a hand-over to a busy thread and back takes more
@@ -19,20 +20,37 @@ class DenseValues(Accumulator):
     A sum of two is the same on both sides; in what order more are added is the algorithm's.
 
     Args:
-        values: 1-D, contiguous.
+        values: 1-D, contiguous; or tensors, which whoever needs one vector has joined.
         maximum: Whether to take the largest instead of the sum: NaN where any rank has one.
         divisor: What to divide the values by before; each quotient is rounded once on every device.
+
+    Attributes:
+        lent: The values as they are: one vector, or tensors that nothing has joined yet.
     """
 
     align_elems = 16  # so that vectors are not cut
     ready = True
 
-    def __init__(self, values: torch.Tensor, *, maximum: bool = False, divisor: int = 1) -> None:
-        self.span = Span(0, values.numel())
-        self.dense = None if maximum else values
-        self._values = values
+    def __init__(
+        self, values: torch.Tensor | Region, *, maximum: bool = False, divisor: int = 1
+    ) -> None:
+        self.lent = values
+        self.span = Span(0, values.elems if isinstance(values, Region) else values.numel())
         self.divisor = divisor
+        self._item_bytes = values.dtype.itemsize
+        self._maximum = maximum
         self._take_in = _enlarge if maximum else torch.Tensor.add_
+
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """The values, which are joined if need be; None if the largest are taken."""
+        return None if self._maximum else self._values
+
+    @property
+    def _values(self) -> torch.Tensor:
+        if isinstance(self.lent, Region):
+            self.lent = self.lent.join()
+        return self.lent
 
     def divide(self) -> None:
         """Divide in place; see `divide`."""
@@ -40,11 +58,11 @@ class DenseValues(Accumulator):
 
     def capacity_bytes(self, span: Span) -> int:
         """Return the bytes that the elements take, which every message of them has."""
-        return span.elems * self._values.itemsize
+        return span.elems * self._item_bytes
 
     def quick(self, elems: int) -> bool:
         """Unless there are many."""
-        return elems * self._values.itemsize <= _QUICK_BYTES
+        return elems * self._item_bytes <= _QUICK_BYTES
 
     def give(self, span: Span) -> torch.Tensor:
         """Return the values where they are, as uint8: no copy, so later changes are seen in it."""

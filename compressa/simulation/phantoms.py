@@ -148,8 +148,11 @@ class PhantomValues(Accumulator):
         self.span = Span(0, self._elems)
         # Plain values are ready, and so are payloads that are made before a sum begins.
         self.ready = self._plain or round_.algorithm == ROUND_ROBIN
-        if round_.dense:
-            self.dense = room(self._elems).view(round_.dtype)
+
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """Memory of so many bytes, if the round is of plain values."""
+        return room(self._elems).view(self._round.dtype) if self._round.dense else None
 
     def cut(self, span: Span, parts: int) -> tuple[Span, ...]:
         """Into the shards that the round names, or nearly equal parts."""

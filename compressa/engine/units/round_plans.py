@@ -29,6 +29,7 @@ from compressa.collectives.all_gather import ALL_GATHERS, DIRECT, all_gather
 from compressa.collectives.base import Compute, LoweredSum, Program
 from compressa.collectives.choice import BACKEND, CANDIDATES, ROUND_ROBIN, Costs
 from compressa.collectives.cost import Stage, always
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.lowering import DIVIDED, Table, lowered
@@ -296,15 +297,15 @@ class _LoweredSums:
         self, values: Accumulator, scratch: Scratch, inside: Accumulator | None
     ) -> Program[None]:
         """Return the program of a request's fields."""
-        dense, divisor = values.dense, values.divisor
-        assert dense is not None, "the round says that values are plain"
-        found = self.of(dense.numel())
+        assert isinstance(values, DenseValues), "the round says that values are plain"
+        found, divisor = self.of(values.span.elems), values.divisor
         assert found is not None, "the transport lowers this dtype"
         program, table = found
-        if divisor > 1 and dense.dtype not in DIVIDED:
+        if divisor > 1 and self._dtype not in DIVIDED:
             yield Compute(values.divide, "encode", values.quick(values.span.elems))
             divisor = 1
-        yield LoweredSum(program, dense, table.exchanges, table.sent_bytes, table.peers, divisor)
+        sizes = table.exchanges, table.sent_bytes, table.peers
+        yield LoweredSum(program, values.lent, *sizes, divisor)
 
 
 def _divided(values: Accumulator, program: Program[None]) -> Program[None]:

@@ -6,8 +6,9 @@ messages.py               an exchange -> a table of one hop           filled in 
 loop.py, links.py         sockets and memory of a transport           Python's side
 failure.py                what has failed, in words
 _drive.py                 waits, and goes on with what has come       compiled, as all below
-_links.py                 frames to and from one peer
+_sends.py, _receives.py   frames to and from one peer
 _hops.py                  what a table's hops send, hear and add
+_places.py                where the values lie: in one memory, or in several pieces
 _adds.py, _chunks.py, _frames.py, _macs.py, _pace.py, _memory.py, _libc.py
 digests.py, bucket.py     OpenSSL's SHA-256, and the time at which a pacer's bucket is empty
 """

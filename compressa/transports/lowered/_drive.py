@@ -8,9 +8,10 @@ from . import _words as w
 from ._fence import reached
 from ._hops import ANY, begin_chain, fail, waiting_row
 from ._libc import POLLIN, POLLOUT, free, now_ns, ppoll, read
-from ._links import flush, receive
 from ._memory import larger, peek, poke, smaller, swap_if
 from ._pace import until_a_frame_may_leave
+from ._receives import receive
+from ._sends import flush
 
 _WORD = 8
 _NS = 1_000_000_000
@@ -34,13 +35,14 @@ def begin(
     stride: int,
     urgency: int,
     fence: int,
+    pieces: int,
 ) -> None:
     """Begin a program on values at an address, now or at a fence; only for who drives.
 
     Args:
         loop: Its address.
         program: The program's.
-        values: Of what is summed.
+        values: Of what is summed, if it is in one place.
         divisor: What that is divided by before.
         step: Its name: optimizer step,
         unit: unit,
@@ -48,6 +50,7 @@ def begin(
         stride: By how much the next ones are larger.
         urgency: The smallest goes first.
         fence: Address of what it waits for; 0 for nothing.
+        pieces: Address of where the values lie, if that is several places; else 0.
     """
     poke(program, w.BASE, values)
     poke(program, w.DIVISOR, divisor)
@@ -57,6 +60,7 @@ def begin(
     poke(program, w.STRIDE, stride)
     poke(program, w.PRIORITY, urgency)
     poke(program, w.FENCE, fence)
+    poke(program, w.PIECES, pieces)
     if fence and not reached(fence):
         poke(program, w.STATUS, w.AT_FENCE)
         poke(loop, w.AT_FENCES, peek(loop, w.AT_FENCES) + 1)
@@ -69,7 +73,6 @@ def _begin(loop: int, program: int) -> None:
     """Begin a program that has been told all."""
     for i in range(peek(program, w.ROW_COUNT)):
         row = peek(program, w.ROWS) + _WORD * w.ROW_WORDS * i
-        poke(row, w.R_AT, peek(program, w.BASE + peek(row, w.R_REGION)) + peek(row, w.R_OFFSET))
         poke(row, w.R_PROGRAM, program)
     poke(program, w.CHAINS_LEFT, peek(program, w.CHAIN_COUNT))
     poke(program, w.STATUS, w.UNDER_WAY)
@@ -108,7 +111,7 @@ def call(arguments: int) -> int:
     poke(loop, w.CORE_FREE, 1)
     values, divisor = peek(arguments, 2), peek(arguments, 3)
     step, unit, stage = peek(arguments, 4), peek(arguments, 5), peek(arguments, 6)
-    begin(loop, program, values, divisor, step, unit, stage, 1, 0, 0)
+    begin(loop, program, values, divisor, step, unit, stage, 1, 0, 0, 0)
     found = drive(loop, peek(arguments, 7))
     poke(loop, w.CORE_FREE, 0)
     if found != NOTHING:  # else it goes on whenever somebody drives

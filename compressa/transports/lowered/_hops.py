@@ -2,7 +2,7 @@
 
 A hop is over when all that it sends has been handed to the kernel and all that it hears has come.
 Then its additions are done, and the next one of its chain begins. What came too early for its hop
-has been kept aside (`_links`), and is taken then.
+has been kept aside (`_receives`), and is taken then.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from compressa.kernels.cpu._jit import lean_nested
 
 from . import _words as w
-from ._adds import add, divide
 from ._chunks import forget_chunks
-from ._libc import free
+from ._libc import free, now_ns
 from ._memory import copy_bytes, peek, poke
+from ._places import add_to, address, bytes_behind, divide_all, scatter
 
 _WORD = 8
 ANY = -1
@@ -30,9 +30,19 @@ def fail(loop: int, fault: int, peer: int, a: int, b: int) -> None:
 
 
 @lean_nested
-def target(program: int, row: int) -> int:
-    """Return the address that what a row hears is added to."""
-    return peek(program, w.BASE + peek(row, w.R_TO_REGION)) + peek(row, w.R_TO_OFFSET)
+def take_in(program: int, row: int, offset: int, count: int, source: int) -> None:
+    """Add a part of what a row hears to what it is added to."""
+    add_to(program, peek(row, w.R_TO_REGION), peek(row, w.R_TO_OFFSET) + offset, count, source)
+
+
+@lean_nested
+def landing(link: int, row: int, offset: int, count: int) -> int:
+    """Return where a frame of a row goes: where it belongs, or beside that until it is whole."""
+    program, region = peek(row, w.R_PROGRAM), peek(row, w.R_REGION)
+    begin = peek(row, w.R_OFFSET) + offset
+    if peek(row, w.R_FUSED) or bytes_behind(program, region, begin) < count:
+        return peek(link, w.CHUNK)
+    return address(program, region, begin)
 
 
 @lean_nested
@@ -45,8 +55,7 @@ def name_a(program: int) -> int:
 def begin_chain(loop: int, program: int, chain: int) -> None:
     """Divide what a chain sums, if asked to, and begin its hops, until one has to wait."""
     if peek(program, w.DIVISOR) > 1:
-        at = peek(program, w.BASE) + peek(chain, w.C_OFFSET)
-        divide(peek(program, w.DTYPE), at, peek(chain, w.C_BYTES), peek(program, w.DIVISOR))
+        divide_all(program, peek(chain, w.C_OFFSET), peek(chain, w.C_BYTES))
     poke(chain, w.C_HOP, peek(chain, w.C_FIRST))
     _go_on(loop, program, chain)
 
@@ -62,13 +71,22 @@ def row_done(loop: int, row: int) -> None:
 
 
 @lean_nested
+def end_row(loop: int, row: int) -> None:
+    """All of a message has left, or has come."""
+    if peek(row, w.R_FROM_NS):
+        poke(row, w.R_UNTIL_NS, now_ns(loop + _WORD * w.CLOCK))
+    row_done(loop, row)
+
+
+@lean_nested
 def _end_hop(program: int, chain: int) -> None:
     """Do a hop's additions."""
     hop = peek(program, w.HOPS) + _WORD * w.HOP_WORDS * peek(chain, w.C_HOP)
     first = peek(hop, w.H_FIRST) + peek(hop, w.H_SENDS) + peek(hop, w.H_RECEIVES)
     for i in range(first, first + peek(hop, w.H_ADDS)):
         row = peek(program, w.ROWS) + _WORD * w.ROW_WORDS * i
-        add(peek(program, w.DTYPE), target(program, row), peek(row, w.R_AT), peek(row, w.R_BYTES))
+        source = address(program, peek(row, w.R_REGION), peek(row, w.R_OFFSET))
+        take_in(program, row, 0, peek(row, w.R_BYTES), source)
     poke(chain, w.C_HOP, peek(chain, w.C_HOP) + 1)
 
 
@@ -170,9 +188,9 @@ def _take_early(loop: int, program: int, row: int) -> bool:
     if apart and came < count:  # the rest comes there as well, and is taken with the last of it
         return False
     if peek(row, w.R_FUSED):
-        add(peek(program, w.DTYPE), target(program, row), data, count)
+        take_in(program, row, 0, count, data)
     else:
-        copy_bytes(peek(row, w.R_AT), data, came)
+        scatter(program, peek(row, w.R_REGION), peek(row, w.R_OFFSET), came, data)
         _redirect(link, early, row)
     poke(row, w.R_DONE, came)
     poke(row, w.R_FROM_NS, peek(early, w.E_FROM_NS))
@@ -190,7 +208,7 @@ def _take_early(loop: int, program: int, row: int) -> bool:
 def _redirect(link: int, early: int, row: int) -> None:
     """Have the frame that is just coming for an early message go on in its receiver's memory."""
     if peek(link, w.IN_LEFT) and peek(link, w.IN_ROW) == 0 and peek(link, w.IN_EARLY) == early:
-        data = peek(row, w.R_AT) + peek(link, w.IN_OFFSET)
+        data = landing(link, row, peek(link, w.IN_OFFSET), peek(link, w.IN_BYTES))
         came = peek(link, w.IN_AT) - peek(link, w.IN_DATA)
         copy_bytes(data, peek(link, w.IN_DATA), came)
         poke(link, w.IN_ROW, row)

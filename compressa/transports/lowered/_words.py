@@ -30,6 +30,7 @@ IN_STAGED, IN_LEFT, IN_AT = 15, 16, 17  # the frame that is coming
 IN_ROW, IN_EARLY, IN_DATA, IN_BYTES, IN_CHECK, IN_OFFSET = 18, 19, 20, 21, 22, 23
 EARLY, EARLY_BYTES = 24, 25  # a list of messages that nobody waits for yet
 STAGING, CHUNK = 26, 27  # addresses: of what was read with a header, of a frame that is added
+OUT_CHUNK = 40  # address: of a frame whose data lies in several places
 ENDED = 28  # whether the peer's stream has
 PIECE = 29  # bytes that the kernel tells of
 OUT_MAC, IN_MAC = 30, 31  # addresses of what makes the checks of each direction; 0: checksums
@@ -37,7 +38,7 @@ IN_FRONT = 32  # 4 words of the frame that is coming, which its MAC covers
 FIRST, SEVERAL = 36, 37  # address of the first link to the same peer; whether there are others
 WAITING = 38  # of a first link: whether a frame of one of them has to wait for its turn
 PAID_BYTES = 39  # of a first link: of a frame that had its turn, and found no room
-LINK_WORDS = 40
+LINK_WORDS = 41
 
 HEADER_BYTES = 48
 STAGING_BYTES = 4096
@@ -53,6 +54,7 @@ CHAINS, CHAIN_COUNT, CHAINS_LEFT, HOPS, ROWS, ROW_COUNT = 6, 7, 8, 9, 10, 11
 BASE = 12  # of values, and of scratch: 2 words
 DTYPE, DIVISOR = 14, 15
 FENCE = 16  # address of what it waits for before it begins; 0 for nothing
+PIECES = 17  # address of where its values lie (`_places`); 0 if that is one place
 PROGRAM_WORDS = 20
 UNDER_WAY, DONE, AT_FENCE = 1, 2, 3
 
@@ -66,11 +68,11 @@ H_STAGE, H_FIRST, H_SENDS, H_RECEIVES, H_ADDS, HOP_WORDS = 0, 1, 2, 3, 4, 5
 # a message may be shorter, until its first frame says how long it is.
 R_LINK, R_REGION, R_OFFSET, R_BYTES, R_TO_REGION, R_TO_OFFSET, R_FUSED = 0, 1, 2, 3, 4, 5, 6
 R_SHORTER, FIXED_WORDS = 7, 8
-R_AT, R_DONE, R_NEXT, R_CHAIN, R_PROGRAM, R_STAGE = 8, 9, 10, 11, 12, 13
-R_FROM_NS, R_UNTIL_NS = 14, 15  # when its first byte left or came, and its last
-R_LEAVING = 16  # frames of it that have been cut and have not left
-R_CAME = 17  # address of a bit for each chunk that may come in any order
-ROW_WORDS = 18
+R_DONE, R_NEXT, R_CHAIN, R_PROGRAM, R_STAGE = 8, 9, 10, 11, 12
+R_FROM_NS, R_UNTIL_NS = 13, 14  # when its first byte left or came, and its last
+R_LEAVING = 15  # frames of it that have been cut and have not left
+R_CAME = 16  # address of a bit for each chunk that may come in any order
+ROW_WORDS = 17
 
 # A MAC: three hashes of OpenSSL's (one begun with the inner key, one with the outer key, one to
 # work with), three functions, how many frames came before, and the last digest.

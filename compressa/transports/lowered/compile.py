@@ -44,7 +44,7 @@ def _call_all() -> None:
         loop[WAKE_FD], loop[OTHER_FD] = near.fileno(), far.fileno()
         address = address_of(loop)
         take_over(address)
-        begin(address, address_of(program), 0, 1, 0, 0, 0, 0, 0, 0)
+        begin(address, address_of(program), 0, 1, 0, 0, 0, 0, 0, 0, 0)
         drive(address, 0)
         let_go(address)
         arguments[:] = address, address_of(program), 0, 1, 0, 0, 0, 0

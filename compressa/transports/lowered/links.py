@@ -33,6 +33,7 @@ def join(
     rows: np.ndarray,
     staging: np.ndarray,
     chunks: np.ndarray,
+    out_chunks: np.ndarray,
 ) -> Links:
     """Fill in a loop's links, those to one peer side by side.
 
@@ -41,6 +42,7 @@ def join(
         rows: int64 (links, `LINK_WORDS`).
         staging: uint8 (links, bytes): room for what is read with a header.
         chunks: uint8 (links, most bytes of data in a frame): room for a frame that is added.
+        out_chunks: Likewise, for one that is gathered from several places.
     """
     firsts, number = {}, 0
     for peer, several in sockets.items():
@@ -50,6 +52,7 @@ def join(
             row[w.FD], row[w.PEER], row[w.PIECE] = link.fileno(), peer, 1
             row[w.FIRST], row[w.SEVERAL] = firsts[peer], len(several) > 1
             row[w.STAGING], row[w.CHUNK] = address_of(staging[number]), address_of(chunks[number])
+            row[w.OUT_CHUNK] = address_of(out_chunks[number])
             number += 1
     return Links(firsts, chunks.shape[1], number > len(sockets))
 

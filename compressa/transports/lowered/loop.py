@@ -23,6 +23,7 @@ import torch
 
 from compressa.collectives.base import Exchange
 from compressa.collectives.lowering import Table
+from compressa.collectives.region import Region
 from compressa.errors import CompressaError, StateError
 from compressa.transports.base import Done, Key, OnCome, OnSent
 from compressa.transports.lowered import _words as w
@@ -103,7 +104,7 @@ class Loop:
         self._staging = np.zeros((max(1, count), w.STAGING_BYTES + w.WORD_BYTES), np.uint8)
         # No frame cuts an element.
         self._chunk_bytes = max(settings.chunk_bytes // w.WORD_BYTES, 1) * w.WORD_BYTES
-        self._chunks = np.zeros((max(1, count), self._chunk_bytes), np.uint8)
+        self._chunks = np.zeros((2, max(1, count), self._chunk_bytes), np.uint8)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.fences = Fences(self._wake)
         self._address = address_of(self._loop)
@@ -117,7 +118,7 @@ class Loop:
         self._calling, arguments = threading.Lock(), words(w.CALL_WORDS)
         self._arguments, self._arguments_at = arguments.data, address_of(arguments)
         self._fill(settings, early_bytes)
-        self._program_links = join(sockets, self._links, self._staging, self._chunks)
+        self._program_links = join(sockets, self._links, self._staging, *self._chunks)
         self._pacer, self._macs = pace(self._loop, settings.pacer), None
         if settings.authenticated:
             self._macs = authenticate(self._links, settings.keys, number)
@@ -171,7 +172,7 @@ class Loop:
     def start(
         self,
         program: LoweredProgram,
-        values: torch.Tensor,
+        values: torch.Tensor | Region,
         divisor: int,
         key: Key,
         stride: int,
@@ -203,7 +204,8 @@ class Loop:
             if not program.under_way:  # whoever drove meanwhile has brought it to its end
                 self._loop[w.DONE_COUNT] = 1
             return True
-        self._begin(under_way, values.data_ptr(), divisor, priority)
+        where = (values.data_ptr(), 0) if isinstance(values, torch.Tensor) else values.where()
+        self._begin(under_way, where, divisor, priority)
         return True
 
     def exchange(
@@ -240,7 +242,7 @@ class Loop:
             done(result)
 
         lent = exchange, fence
-        self._begin(_UnderWay(messages.program, lent, key, 1, received), 0, 1, priority, fence)
+        self._begin(_UnderWay(messages.program, lent, key, 1, received), (0, 0), 1, priority, fence)
         return True
 
     def _drives(self) -> bool:
@@ -251,7 +253,7 @@ class Loop:
     def _begin(
         self,
         under_way: _UnderWay,
-        values: int,
+        where: tuple[int, int],
         divisor: int,
         priority: int,
         fence: Fence | None = None,
@@ -266,8 +268,8 @@ class Loop:
         program, key = under_way.program.address, under_way.key
         self._under_way[slot], self._programs[slot] = under_way, program
         urgency = key.step * _PRIORITIES + priority
-        what, at = (program, values, divisor), 0 if fence is None else fence.address
-        begin(self._address, *what, *name_of(key), under_way.stride, urgency, at)
+        what, at = (program, where[0], divisor), 0 if fence is None else fence.address
+        begin(self._address, *what, *name_of(key), under_way.stride, urgency, at, where[1])
 
     def run(self, program: LoweredProgram, values: torch.Tensor, divisor: int, key: Key) -> bool:
         """Run a program on this thread, unless another one drives, or it takes long.

@@ -153,6 +153,8 @@ def _rows(hop: HopTable, links: Mapping[int, int]) -> list[list[int]]:
         target = (0, 0, 0) if to is None else (to.region, to.offset_bytes, 1)
         rows.append([links[peer], *extent, *target, 0])
     for to, source in _apart(hop):
+        if source.region != SCRATCH:
+            raise NotImplementedError("values may lie in pieces: they are added to, never added")
         rows.append([0, *source, to.region, to.offset_bytes, 0, 0])
     return rows
 

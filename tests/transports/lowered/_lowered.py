@@ -15,6 +15,7 @@ from compressa.collectives.algorithms import ALGORITHMS, AllReduce, segmented
 from compressa.collectives.base import Exchange
 from compressa.collectives.lowering import Table, lowered
 from compressa.collectives.rank_group import RankGroup
+from compressa.collectives.region import Region
 from compressa.errors import CompressaError
 from compressa.transports.base import Key, Received
 from compressa.transports.checks import Keys
@@ -69,7 +70,7 @@ class End:
     def start(
         self,
         program: LoweredProgram,
-        values: torch.Tensor,
+        values: torch.Tensor | Region,
         key: Key,
         priority: int = 0,
         divisor: int = 1,
@@ -96,9 +97,11 @@ class End:
         while len(self.done) < count and not self.failures and time.monotonic() < end_s:
             self.loop.wait(self._wakes.fileno(), 0.05)
 
-    def sum(self, program: LoweredProgram, values: torch.Tensor, key: Key) -> None:
+    def sum(
+        self, program: LoweredProgram, values: torch.Tensor | Region, key: Key, divisor: int = 1
+    ) -> None:
         """Begin a program and drive to its end."""
-        self.start(program, values, key)
+        self.start(program, values, key, divisor=divisor)
         self.until(len(self.done) + 1)
 
     def close(self) -> None:

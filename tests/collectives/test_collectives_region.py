@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.aggregators.region import Region
+from compressa.collectives.region import Region
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -32,7 +32,8 @@ def test_every_element_goes_out_in_order_and_comes_back(
     before = [tensor.clone() for tensor in tensors]
     region = Region(sum(sizes), torch.float32, torch.device("cpu"))
     for _ in range(2):
-        flat = region.join(tensors)
+        region.lay(tensors)
+        flat = region.join()
         assert torch.equal(flat, torch.cat(before))
         flat.add_(1000)
         region.split()
@@ -44,7 +45,10 @@ def test_large_tensors_are_worked_on_where_they_are() -> None:
     sizes = [1000, 20, 20, 1000]
     for order, in_place in (([0, 1, 2, 3], True), ([0, 2, 1, 3], True), ([3, 1, 2, 0], False)):
         tensors = laid_out(sizes, order, 0)
-        flat = Region(sum(sizes), torch.float32, torch.device("cpu")).join(tensors)
+        region = Region(sum(sizes), torch.float32, torch.device("cpu"))
+        region.lay(tensors)
+        flat = region.join()
+        assert region.in_place == in_place
         shared = flat.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
         assert shared == in_place
 
@@ -52,6 +56,7 @@ def test_large_tensors_are_worked_on_where_they_are() -> None:
 def test_tensors_of_different_memories_are_copied() -> None:
     tensors = [torch.ones(4), torch.full((4,), 2.0)]
     region = Region(8, torch.float32, torch.device("cpu"))
-    region.join(tensors).mul_(3)
+    region.lay(tensors)
+    region.join().mul_(3)
     region.split()
     assert [float(t.sum()) for t in tensors] == [12.0, 24.0]

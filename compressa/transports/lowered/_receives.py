@@ -1,14 +1,13 @@
-"""Links: frames to and from one peer, over its sockets, without blocking."""
+"""Receives: frames from one peer, over its sockets, without blocking."""
 
 from __future__ import annotations
 
 from compressa.kernels.cpu._jit import lean_nested
 
 from . import _words as w
-from ._adds import add
 from ._chunks import bitmap_words, early_bitmap, forget_chunks, is_new_chunk
-from ._frames import high, is_frame, is_whole, low, write_header
-from ._hops import fail, fits, name_a, queue, row_done, take_late, target, waiting_row
+from ._frames import high, is_frame, is_whole, low
+from ._hops import end_row, fail, fits, landing, take_in, take_late, waiting_row
 from ._libc import (
     EAGAIN,
     EINTR,
@@ -19,142 +18,16 @@ from ._libc import (
     malloc,
     now_ns,
     recv,
-    send_two,
     setsockopt,
 )
 from ._macs import check_of, is_broken
 from ._memory import copy_bytes, larger, peek, poke, smaller
-from ._pace import must_wait, reserve
+from ._places import scatter
 
 _WORD = 8
 _FRONT_BYTES = 32  # of a header, before its checks
 _PIECE_BYTES = 1 << 17  # a wake-up costs as much as some 10 kB
 _READ_BYTES = 1 << 20  # at a time; then the other peers are read from
-
-# Sending
-
-
-@lean_nested
-def flush(loop: int, link: int) -> None:
-    """Hand frames to the kernel until it takes no more."""
-    while peek(loop, w.FAULT) == 0 and not peek(link, w.FULL):
-        if _is_overtaken(link):
-            _give_back(link)
-        if peek(link, w.OUT_ROW) == 0:
-            first = peek(link, w.FIRST)
-            if peek(first, w.QUEUE) == 0 or peek(first, w.WAITING):
-                return
-            _begin_frame(loop, link)
-            if peek(loop, w.FAULT):
-                return
-        if must_wait(loop, link):
-            return
-        _push(loop, link)
-
-
-@lean_nested
-def _begin_frame(loop: int, link: int) -> None:
-    """Cut a frame of the most urgent message."""
-    first = peek(link, w.FIRST)
-    row = peek(first, w.QUEUE)
-    total, offset = peek(row, w.R_BYTES), peek(row, w.R_DONE)
-    count = smaller(peek(loop, w.CHUNK_BYTES), total - offset)
-    at = peek(row, w.R_AT) + offset
-    name = name_a(peek(row, w.R_PROGRAM))
-    header, mac = link + _WORD * w.OUT_HEADER, peek(link, w.OUT_MAC)
-    stage = peek(row, w.R_STAGE)
-    write_header(header, peek(loop, w.EPOCH), name, stage, total, offset, at, count, mac)
-    if is_broken(mac):
-        fail(loop, w.F_OPENSSL, peek(link, w.PEER), 0, 0)
-    reserve(loop, link, w.HEADER_BYTES + count)
-    poke(row, w.R_DONE, offset + count)
-    poke(row, w.R_LEAVING, peek(row, w.R_LEAVING) + 1)
-    if offset == 0 and peek(loop, w.TIMED):
-        poke(row, w.R_FROM_NS, now_ns(loop + _WORD * w.CLOCK))
-    if offset + count == total:
-        poke(first, w.QUEUE, peek(row, w.R_NEXT))
-    poke(link, w.OUT_ROW, row)
-    poke(link, w.OUT_SENT, 0)
-    poke(link, w.OUT_BYTES, count)
-    poke(link, w.OUT_AT, at)
-
-
-@lean_nested
-def _push(loop: int, link: int) -> None:
-    """Offer what is left of the frame that has begun."""
-    sent, count = peek(link, w.OUT_SENT), peek(link, w.OUT_BYTES)
-    header_left = larger(0, w.HEADER_BYTES - sent)
-    behind = larger(0, sent - w.HEADER_BYTES)
-    header = link + _WORD * w.OUT_HEADER + (w.HEADER_BYTES - header_left)
-    data = peek(link, w.OUT_AT) + behind
-    spare = loop + _WORD * w.SPARE
-    alone = not peek(link, w.SEVERAL) and peek(loop, w.BUCKET) == 0
-    more = alone and peek(link, w.QUEUE) != 0  # here, and now
-    taken = send_two(peek(link, w.FD), spare, header, header_left, data, count - behind, more)
-    if taken < 0:
-        why = errno()
-        if why == EAGAIN:
-            poke(link, w.FULL, 1)
-            if sent == 0 and peek(link, w.SEVERAL):
-                _give_back(link)
-        elif why != EINTR:
-            _refused(loop, link, why)
-        return
-    poke(loop, w.SENT_BYTES, peek(loop, w.SENT_BYTES) + taken)
-    poke(link, w.OUT_SENT, sent + taken)
-    if sent + taken < w.HEADER_BYTES + count:
-        poke(link, w.FULL, 1)
-        return
-    row = peek(link, w.OUT_ROW)
-    poke(link, w.OUT_ROW, 0)
-    poke(row, w.R_LEAVING, peek(row, w.R_LEAVING) - 1)
-    # A message whose last frame this was is not at the head of the queue any more.
-    if peek(row, w.R_DONE) == peek(row, w.R_BYTES) and peek(row, w.R_LEAVING) == 0:
-        poke(loop, w.MESSAGES, peek(loop, w.MESSAGES) + 1)
-        _end_row(loop, row)
-
-
-@lean_nested
-def _refused(loop: int, link: int, why: int) -> None:
-    """A peer takes nothing more: it is lost, unless it has ended its stream in order before."""
-    came = 1
-    while came:
-        came = receive(loop, link)
-    fail(loop, w.F_LEFT if peek(link, w.ENDED) else w.F_LOST, peek(link, w.PEER), why, 0)
-
-
-@lean_nested
-def _is_overtaken(link: int) -> bool:
-    """Whether something more urgent has come than a frame that found no room."""
-    row, urgent = peek(link, w.OUT_ROW), peek(peek(link, w.FIRST), w.QUEUE)
-    if row == 0 or urgent == 0 or peek(link, w.OUT_SENT) or peek(link, w.NOT_BEFORE_NS):
-        return False
-    return peek(peek(urgent, w.R_PROGRAM), w.PRIORITY) < peek(peek(row, w.R_PROGRAM), w.PRIORITY)
-
-
-@lean_nested
-def _give_back(link: int) -> None:
-    """Have a frame cut anew, of another link or later; nothing was cut since."""
-    row, first, mac = peek(link, w.OUT_ROW), peek(link, w.FIRST), peek(link, w.OUT_MAC)
-    count = peek(link, w.OUT_BYTES)
-    if peek(row, w.R_DONE) == peek(row, w.R_BYTES):  # it is not in the queue any more
-        queue(row, peek(peek(row, w.R_PROGRAM), w.PRIORITY))
-    poke(row, w.R_DONE, peek(row, w.R_DONE) - count)
-    poke(row, w.R_LEAVING, peek(row, w.R_LEAVING) - 1)
-    poke(link, w.OUT_ROW, 0)
-    poke(first, w.PAID_BYTES, w.HEADER_BYTES + count)
-    if mac:
-        poke(mac, w.M_NUMBER, peek(mac, w.M_NUMBER) - 1)
-
-
-@lean_nested
-def _end_row(loop: int, row: int) -> None:
-    if peek(row, w.R_FROM_NS):
-        poke(row, w.R_UNTIL_NS, now_ns(loop + _WORD * w.CLOCK))
-    row_done(loop, row)
-
-
-# Receiving
 
 
 @lean_nested
@@ -311,10 +184,8 @@ def _expect_row(loop: int, link: int, row: int, total: int, offset: int, count: 
         return
     if peek(row, w.R_FUSED) and not _is_whole_words(offset, count, total):
         fail(loop, w.F_SIZES, peek(link, w.PEER), count, offset)
-    elif peek(row, w.R_FUSED):
-        _take_in(link, row, peek(link, w.CHUNK))
     else:
-        _take_in(link, row, peek(row, w.R_AT) + offset)
+        _expect_data(link, row, landing(link, row, offset, count))
 
 
 @lean_nested
@@ -324,7 +195,7 @@ def _is_whole_words(offset: int, count: int, total: int) -> bool:
 
 
 @lean_nested
-def _take_in(link: int, row: int, data: int) -> None:
+def _expect_data(link: int, row: int, data: int) -> None:
     """Have the frame that comes be written to an address, for a row; 0 for an early message."""
     poke(link, w.IN_ROW, row)
     poke(link, w.IN_DATA, data)
@@ -364,7 +235,7 @@ def _expect_early(
     if not _is_due(loop, link, early_bitmap(early), came, total, offset, count):
         return
     poke(link, w.IN_EARLY, early)
-    _take_in(link, 0, early + _WORD * w.EARLY_WORDS + offset)
+    _expect_data(link, 0, early + _WORD * w.EARLY_WORDS + offset)
 
 
 @lean_nested
@@ -391,9 +262,11 @@ def _end_frame(loop: int, link: int) -> None:
             if late:
                 take_late(loop, late)
         return
+    program, offset = peek(row, w.R_PROGRAM), peek(link, w.IN_OFFSET)
     if peek(row, w.R_FUSED):
-        program = peek(row, w.R_PROGRAM)
-        add(peek(program, w.DTYPE), target(program, row) + peek(link, w.IN_OFFSET), data, count)
+        take_in(program, row, offset, count, data)
+    elif data == peek(link, w.CHUNK):
+        scatter(program, peek(row, w.R_REGION), peek(row, w.R_OFFSET) + offset, count, data)
     poke(row, w.R_DONE, peek(row, w.R_DONE) + count)
     if peek(row, w.R_DONE) == peek(row, w.R_BYTES):
-        _end_row(loop, row)
+        end_row(loop, row)
