@@ -2,7 +2,8 @@
 
 Units are small at both ends so that what is urgent may go first. Where training waits for all of
 them anyway, each would still cost a task, pieces of work for other threads, and messages. So there
-as many neighbours go together as one unit would hold if order were all the same.
+as many neighbours go together as the largest unit would hold. Where the wire is what a step waits
+for, that costs time, and updates are better deferred, which is measured (`deferral`).
 
 They become one unit, with one payload, where that changes no value: each scope is compressed as it
 would be alone, and sums go by rank. Else each has its own payload and its own sums as before; what
@@ -26,7 +27,7 @@ from compressa.compressor import Compressor
 from compressa.engine.device_stream import DeviceStream, resources_for
 from compressa.engine.units.phase import Member, Phase
 from compressa.engine.units.unit_runtime import UnitRuntime
-from compressa.engine.units.units import usual_full
+from compressa.engine.units.units import together_full
 
 # To copy more side by side takes longer than the messages that it spares.
 _MOST_PART_BYTES = 1 << 20
@@ -218,7 +219,7 @@ class Bundles:
 
 
 def _neighbours(phase: Phase) -> list[list[int]]:
-    """Put units of one kind together, until they are as large as one unit usually is."""
+    """Put units of one kind together, until they are as large as the largest unit."""
     result: list[list[int]] = []
     filled: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, unit in enumerate(phase.units):
@@ -233,7 +234,7 @@ def _neighbours(phase: Phase) -> list[list[int]]:
         filled[kind].append(number)
         members = [phase.units[i] for i in filled[kind]]
         dense_bytes = sum(each.dense_bytes for each in members)
-        if usual_full(dense_bytes, sum(each.payload_bytes for each in members)):
+        if together_full(dense_bytes, sum(each.payload_bytes for each in members)):
             result.append(filled.pop(kind))
     return sorted(result + list(filled.values()))
 
