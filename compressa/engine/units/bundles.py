@@ -2,8 +2,8 @@
 
 Units are small at both ends so that what is urgent may go first. Where training waits for all of
 them anyway, each would still cost a task, pieces of work for other threads, and messages. So there
-as many neighbours go together as the largest unit would hold. Where the wire is what a step waits
-for, that costs time, and updates are better deferred, which is measured (`deferral`).
+as many neighbours go together as the largest unit would hold, unless that is more than a megabyte
+after compression: then the wire takes long enough for others to be compressed meanwhile.
 
 They become one unit, with one payload, where that changes no value: each scope is compressed as it
 would be alone, and sums go by rank. Else each has its own payload and its own sums as before; what
@@ -219,7 +219,7 @@ class Bundles:
 
 
 def _neighbours(phase: Phase) -> list[list[int]]:
-    """Put units of one kind together, until they are as large as the largest unit."""
+    """Put units of one kind together, until there are enough."""
     result: list[list[int]] = []
     filled: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, unit in enumerate(phase.units):

@@ -35,6 +35,7 @@ from compressa.parameters import Layout, ParameterInfo, Segment
 _UNIT_BYTES = 4 << 20
 # As DDP's buckets: what it lays side by side is then summed where it is, as early as DDP would.
 _FIRST_DENSE_BYTES, _DENSE_UNIT_BYTES = 1 << 20, 25 << 20
+_TOGETHER_PAYLOAD_BYTES = 1 << 20  # takes a link of 1 Gbit/s 8 ms, in which others are compressed
 _MOST_UNITS = 8  # more would leave nothing to overlap
 _PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left, of all there is
 _GROWTH = 2  # nor more than one of so many of what came before
@@ -181,8 +182,10 @@ def together_full(dense_bytes: int, payload_bytes: int) -> bool:
         dense_bytes: Of what is in them.
         payload_bytes: Of that, after compression.
     """
-    most = _DENSE_UNIT_BYTES if payload_bytes >= dense_bytes else _MOST_UNITS * _UNIT_BYTES
-    return dense_bytes >= most
+    if payload_bytes >= dense_bytes:
+        return dense_bytes >= _DENSE_UNIT_BYTES
+    grown = dense_bytes >= _MOST_UNITS * _UNIT_BYTES
+    return grown or (dense_bytes >= _UNIT_BYTES and payload_bytes >= _TOGETHER_PAYLOAD_BYTES)
 
 
 def build_units(
