@@ -2,8 +2,7 @@
 
 Units are small at both ends so that what is urgent may go first. Where training waits for all of
 them anyway, each would still cost a task, pieces of work for other threads, and messages. So there
-as many neighbours go together as the largest unit would hold, unless that is more than a megabyte
-after compression: then the wire takes long enough for others to be compressed meanwhile.
+as many neighbours go together as one unit would hold if order were all the same.
 
 They become one unit, with one payload, where that changes no value: each scope is compressed as it
 would be alone, and sums go by rank. Else each has its own payload and its own sums as before; what
@@ -27,7 +26,7 @@ from compressa.compressor import Compressor
 from compressa.engine.device_stream import DeviceStream, resources_for
 from compressa.engine.units.phase import Member, Phase
 from compressa.engine.units.unit_runtime import UnitRuntime
-from compressa.engine.units.units import together_full
+from compressa.engine.units.units import usual_full
 
 # To copy more side by side takes longer than the messages that it spares.
 _MOST_PART_BYTES = 1 << 20
@@ -219,7 +218,7 @@ class Bundles:
 
 
 def _neighbours(phase: Phase) -> list[list[int]]:
-    """Put units of one kind together, until there are enough."""
+    """Put units of one kind together, until they are as large as one unit usually is."""
     result: list[list[int]] = []
     filled: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, unit in enumerate(phase.units):
@@ -234,7 +233,7 @@ def _neighbours(phase: Phase) -> list[list[int]]:
         filled[kind].append(number)
         members = [phase.units[i] for i in filled[kind]]
         dense_bytes = sum(each.dense_bytes for each in members)
-        if together_full(dense_bytes, sum(each.payload_bytes for each in members)):
+        if usual_full(dense_bytes, sum(each.payload_bytes for each in members)):
             result.append(filled.pop(kind))
     return sorted(result + list(filled.values()))
 

@@ -35,7 +35,7 @@ from compressa.parameters import Layout, ParameterInfo, Segment
 _UNIT_BYTES = 4 << 20
 # As DDP's buckets: what it lays side by side is then summed where it is, as early as DDP would.
 _FIRST_DENSE_BYTES, _DENSE_UNIT_BYTES = 1 << 20, 25 << 20
-_TOGETHER_PAYLOAD_BYTES = 1 << 20  # takes a link of 1 Gbit/s 8 ms, in which others are compressed
+_UNIT_PAYLOAD_BYTES = 128 << 10
 _MOST_UNITS = 8  # more would leave nothing to overlap
 _PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left, of all there is
 _GROWTH = 2  # nor more than one of so many of what came before
@@ -175,17 +175,17 @@ def _kind(parameter: ParameterInfo, compressors: Mapping[str, Compressor]) -> _K
     return _Kind(compressors[parameter.name], parameter.dtype, parameter.fragment)
 
 
-def together_full(dense_bytes: int, payload_bytes: int) -> bool:
-    """Return whether units that go together are as many as shall where order is all the same.
+def usual_full(dense_bytes: int, payload_bytes: int) -> bool:
+    """Return whether a unit has all that it would have where order is all the same.
 
     Args:
-        dense_bytes: Of what is in them.
+        dense_bytes: Of what is in it.
         payload_bytes: Of that, after compression.
     """
     if payload_bytes >= dense_bytes:
         return dense_bytes >= _DENSE_UNIT_BYTES
     grown = dense_bytes >= _MOST_UNITS * _UNIT_BYTES
-    return grown or (dense_bytes >= _UNIT_BYTES and payload_bytes >= _TOGETHER_PAYLOAD_BYTES)
+    return grown or (dense_bytes >= _UNIT_BYTES and payload_bytes >= _UNIT_PAYLOAD_BYTES)
 
 
 def build_units(
