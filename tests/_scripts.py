@@ -85,6 +85,8 @@ class Scripts:
 
     def _left(self, pid: int, link: socket.socket) -> None:
         """Who asked for it has ended."""
+        if link.fileno() < 0:  # in the same turn as what was asked for
+            return
         self._waiting.unregister(link)
         os.kill(pid, signal.SIGKILL)
 

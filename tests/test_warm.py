@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from _ranks import Pools
+from _scripts import Scripts
 
 pytestmark = pytest.mark.ranks
 
@@ -61,3 +64,17 @@ def test_who_says_nothing_disturbs_nobody(pools: Pools, tmp_path: Path) -> None:
         silent.connect(f"{pools.zygote.python}.socket")
     done = subprocess.run([pools.zygote.python, "-c", "print(1)"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "1\n")
+
+
+def test_who_asked_may_leave_in_the_turn_in_which_its_script_ends() -> None:
+    control, near, far = (socket.socketpair() for _ in range(3))
+    scripts = Scripts(control[0], near[0])
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    ended = os.pidfd_open(pid)
+    scripts._waiting.register(far[0], selectors.EVENT_READ)
+    scripts._waiting.register(ended, selectors.EVENT_READ)
+    scripts._ended(pid, far[0], ended)
+    assert far[1].recv(9) == b"0"
+    scripts._left(pid, far[0])  # it was found in the same turn
+    for each in (*control, *near, far[1]):
+        each.close()
