@@ -52,7 +52,7 @@ class Region:
 
         Returns:
             The address of them all and 0, or 0 and the address of a table that stays until the next
-            call: int64, how many pieces there are, for each where it begins in the vector and its
+            call: int64, how many places there are, for each where it begins in the vector and its
             address, and where the last one ends, in bytes.
         """
         places, end, behind = [], 0, -1

@@ -189,7 +189,7 @@ class TcpTransport(MeshTransport):
     def sum_now(self, key: Key, operation: LoweredSum) -> bool:
         """Run the compiled loop on this thread, if nobody else does, for a short time."""
         assert self._loop is not None, "nothing was lowered"
-        if not isinstance(operation.values, torch.Tensor):
+        if not isinstance(operation.values, torch.Tensor):  # of no call: they are a unit's
             return False
         return self._loop.run(operation.program, operation.values, operation.divisor, key)
 

@@ -8,7 +8,7 @@ failure.py                what has failed, in words
 _drive.py                 waits, and goes on with what has come       compiled, as all below
 _sends.py, _receives.py   frames to and from one peer
 _hops.py                  what a table's hops send, hear and add
-_places.py                where the values lie: in one memory, or in several pieces
+_places.py                where the values lie: in one memory, or in several
 _adds.py, _chunks.py, _frames.py, _macs.py, _pace.py, _memory.py, _libc.py
 digests.py, bucket.py     OpenSSL's SHA-256, and the time at which a pacer's bucket is empty
 """

@@ -35,7 +35,7 @@ def begin(
     stride: int,
     urgency: int,
     fence: int,
-    pieces: int,
+    places: int,
 ) -> None:
     """Begin a program on values at an address, now or at a fence; only for who drives.
 
@@ -50,7 +50,7 @@ def begin(
         stride: By how much the next ones are larger.
         urgency: The smallest goes first.
         fence: Address of what it waits for; 0 for nothing.
-        pieces: Address of where the values lie, if that is several places; else 0.
+        places: Address of where the values lie, if that is several places; else 0.
     """
     poke(program, w.BASE, values)
     poke(program, w.DIVISOR, divisor)
@@ -60,7 +60,7 @@ def begin(
     poke(program, w.STRIDE, stride)
     poke(program, w.PRIORITY, urgency)
     poke(program, w.FENCE, fence)
-    poke(program, w.PIECES, pieces)
+    poke(program, w.PLACES, places)
     if fence and not reached(fence):
         poke(program, w.STATUS, w.AT_FENCE)
         poke(loop, w.AT_FENCES, peek(loop, w.AT_FENCES) + 1)
@@ -71,9 +71,6 @@ def begin(
 @lean_nested
 def _begin(loop: int, program: int) -> None:
     """Begin a program that has been told all."""
-    for i in range(peek(program, w.ROW_COUNT)):
-        row = peek(program, w.ROWS) + _WORD * w.ROW_WORDS * i
-        poke(row, w.R_PROGRAM, program)
     poke(program, w.CHAINS_LEFT, peek(program, w.CHAIN_COUNT))
     poke(program, w.STATUS, w.UNDER_WAY)
     for c in range(peek(program, w.CHAIN_COUNT)):

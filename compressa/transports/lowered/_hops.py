@@ -13,7 +13,7 @@ from . import _words as w
 from ._chunks import forget_chunks
 from ._libc import free, now_ns
 from ._memory import copy_bytes, peek, poke
-from ._places import add_to, address, bytes_behind, divide_all, scatter
+from ._places import add_to, address, address_or, divide_all, scatter
 
 _WORD = 8
 ANY = -1
@@ -38,11 +38,11 @@ def take_in(program: int, row: int, offset: int, count: int, source: int) -> Non
 @lean_nested
 def landing(link: int, row: int, offset: int, count: int) -> int:
     """Return where a frame of a row goes: where it belongs, or beside that until it is whole."""
-    program, region = peek(row, w.R_PROGRAM), peek(row, w.R_REGION)
+    beside = peek(link, w.CHUNK)
+    if peek(row, w.R_FUSED):
+        return beside
     begin = peek(row, w.R_OFFSET) + offset
-    if peek(row, w.R_FUSED) or bytes_behind(program, region, begin) < count:
-        return peek(link, w.CHUNK)
-    return address(program, region, begin)
+    return address_or(peek(row, w.R_PROGRAM), peek(row, w.R_REGION), begin, count, beside)
 
 
 @lean_nested

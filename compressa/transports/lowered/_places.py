@@ -1,30 +1,30 @@
-"""Places: where the values of a program lie, in one memory or in several pieces.
+"""Places: where the values of a program lie, in one memory or in several.
 
 Gradients of a unit lie where DDP has put them. A message is of the values in their own order, so
-what a frame holds may lie in several places, which a table tells of: how many pieces there are, of
-each where it begins among the values and its address, and where the last one ends, all in bytes.
+what a frame holds may lie in several places, which a table tells of: how many there are, of each
+where it begins among the values and its address, and where the last one ends, all in bytes.
 """
 
 from __future__ import annotations
 
+from compressa.collectives.lowering import VALUES
 from compressa.kernels.cpu._jit import lean_nested
 
 from . import _words as w
 from ._adds import add, divide
 from ._memory import copy_bytes, peek, smaller
 
-VALUES = 0
 _EVERYTHING = 1 << 62
-_FIRST, _PIECE_WORDS = 1, 2
+_FIRST, _PLACE_WORDS = 1, 2
 
 
 @lean_nested
-def _piece_of(pieces: int, offset: int) -> int:
-    """Return the number of the piece that has a byte of the values."""
-    low, high = 0, peek(pieces, 0)
+def _place_of(places: int, offset: int) -> int:
+    """Return the number of the place that has a byte of the values."""
+    low, high = 0, peek(places, 0)
     while high - low > 1:
         middle = (low + high) >> 1
-        if peek(pieces, _FIRST + _PIECE_WORDS * middle) <= offset:
+        if peek(places, _FIRST + _PLACE_WORDS * middle) <= offset:
             low = middle
         else:
             high = middle
@@ -34,20 +34,28 @@ def _piece_of(pieces: int, offset: int) -> int:
 @lean_nested
 def address(program: int, region: int, offset: int) -> int:
     """Return where a byte of the values, or of the memory for what comes in, lies."""
-    pieces = peek(program, w.PIECES)
-    if region != VALUES or pieces == 0:
+    places = peek(program, w.PLACES)
+    if region != VALUES or places == 0:
         return peek(program, w.BASE + region) + offset
-    word = _FIRST + _PIECE_WORDS * _piece_of(pieces, offset)
-    return peek(pieces, word + 1) + offset - peek(pieces, word)
+    word = _FIRST + _PLACE_WORDS * _place_of(places, offset)
+    return peek(places, word + 1) + offset - peek(places, word)
 
 
 @lean_nested
 def bytes_behind(program: int, region: int, offset: int) -> int:
     """Return how many bytes lie side by side from one on; no fewer than there are."""
-    pieces = peek(program, w.PIECES)
-    if region != VALUES or pieces == 0:
+    places = peek(program, w.PLACES)
+    if region != VALUES or places == 0:
         return _EVERYTHING
-    return peek(pieces, _FIRST + _PIECE_WORDS * (_piece_of(pieces, offset) + 1)) - offset
+    return peek(places, _FIRST + _PLACE_WORDS * (_place_of(places, offset) + 1)) - offset
+
+
+@lean_nested
+def address_or(program: int, region: int, offset: int, count: int, beside: int) -> int:
+    """Return where so many bytes lie, if they lie side by side; else another address."""
+    if bytes_behind(program, region, offset) < count:
+        return beside
+    return address(program, region, offset)
 
 
 @lean_nested

@@ -11,7 +11,7 @@ from ._libc import EAGAIN, EINTR, errno, now_ns, send_two
 from ._macs import is_broken
 from ._memory import larger, peek, poke, smaller
 from ._pace import must_wait, reserve
-from ._places import address, bytes_behind, gather
+from ._places import address_or, gather
 from ._receives import receive
 
 _WORD = 8
@@ -67,10 +67,11 @@ def _together(link: int, row: int, offset: int, count: int) -> int:
     """Return where a frame's data is, all in one place."""
     program, region = peek(row, w.R_PROGRAM), peek(row, w.R_REGION)
     begin = peek(row, w.R_OFFSET) + offset
-    if bytes_behind(program, region, begin) >= count:
-        return address(program, region, begin)
-    gather(program, region, begin, count, peek(link, w.OUT_CHUNK))
-    return peek(link, w.OUT_CHUNK)
+    beside = peek(link, w.OUT_CHUNK)
+    at = address_or(program, region, begin, count, beside)
+    if at == beside:
+        gather(program, region, begin, count, beside)
+    return at
 
 
 @lean_nested

@@ -30,7 +30,6 @@ IN_STAGED, IN_LEFT, IN_AT = 15, 16, 17  # the frame that is coming
 IN_ROW, IN_EARLY, IN_DATA, IN_BYTES, IN_CHECK, IN_OFFSET = 18, 19, 20, 21, 22, 23
 EARLY, EARLY_BYTES = 24, 25  # a list of messages that nobody waits for yet
 STAGING, CHUNK = 26, 27  # addresses: of what was read with a header, of a frame that is added
-OUT_CHUNK = 40  # address: of a frame whose data lies in several places
 ENDED = 28  # whether the peer's stream has
 PIECE = 29  # bytes that the kernel tells of
 OUT_MAC, IN_MAC = 30, 31  # addresses of what makes the checks of each direction; 0: checksums
@@ -38,6 +37,7 @@ IN_FRONT = 32  # 4 words of the frame that is coming, which its MAC covers
 FIRST, SEVERAL = 36, 37  # address of the first link to the same peer; whether there are others
 WAITING = 38  # of a first link: whether a frame of one of them has to wait for its turn
 PAID_BYTES = 39  # of a first link: of a frame that had its turn, and found no room
+OUT_CHUNK = 40  # address: of a frame whose data lies in several places
 LINK_WORDS = 41
 
 HEADER_BYTES = 48
@@ -50,11 +50,11 @@ E_FROM_NS, E_UNTIL_NS, EARLY_WORDS = 5, 6, 7
 
 # A program: this block, then its chains, hops and rows.
 STATUS, STEP, UNIT, STAGE, STRIDE, PRIORITY = 0, 1, 2, 3, 4, 5
-CHAINS, CHAIN_COUNT, CHAINS_LEFT, HOPS, ROWS, ROW_COUNT = 6, 7, 8, 9, 10, 11
+CHAINS, CHAIN_COUNT, CHAINS_LEFT, HOPS, ROWS = 6, 7, 8, 9, 10
 BASE = 12  # of values, and of scratch: 2 words
 DTYPE, DIVISOR = 14, 15
 FENCE = 16  # address of what it waits for before it begins; 0 for nothing
-PIECES = 17  # address of where its values lie (`_places`); 0 if that is one place
+PLACES = 17  # address of where its values lie (`_places`); 0 if that is one place
 PROGRAM_WORDS = 20
 UNDER_WAY, DONE, AT_FENCE = 1, 2, 3
 

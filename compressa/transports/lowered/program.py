@@ -123,10 +123,11 @@ class LoweredProgram:
         head[w.CHAINS] = self.address + w.WORD_BYTES * w.PROGRAM_WORDS
         head[w.HOPS] = head[w.CHAINS] + w.WORD_BYTES * self._chains.size
         head[w.ROWS] = head[w.HOPS] + w.WORD_BYTES * self._hops.size
-        head[w.CHAIN_COUNT], head[w.ROW_COUNT] = len(table.chains), len(rows)
+        head[w.CHAIN_COUNT] = len(table.chains)
         head[w.BASE + SCRATCH] = self._scratch.ctypes.data
         head[w.DTYPE] = DTYPES[dtype]
         self.rows[:, : w.FIXED_WORDS] = np.array(rows, np.int64).reshape(len(rows), w.FIXED_WORDS)
+        self.rows[:, w.R_PROGRAM] = self.address
         begin = 0
         for number, chain in enumerate(table.chains):
             part = table.parts[number]
@@ -154,7 +155,9 @@ def _rows(hop: HopTable, links: Mapping[int, int]) -> list[list[int]]:
         rows.append([links[peer], *extent, *target, 0])
     for to, source in _apart(hop):
         if source.region != SCRATCH:
-            raise NotImplementedError("values may lie in pieces: they are added to, never added")
+            raise NotImplementedError(
+                "values may lie in several places: they are added to, never added"
+            )
         rows.append([0, *source, to.region, to.offset_bytes, 0, 0])
     return rows
 
