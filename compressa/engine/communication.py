@@ -27,7 +27,6 @@ from compressa.transports.reactor import Reactor
 _TICK_S = 0.25
 _PAUSE_S = 0.05
 _SETTLE_S = 10.0
-_BRIEF_S = 1.0  # a busy machine has this thread wait for so long
 _END_S = 5.0  # for this thread to come to its end
 
 Computed = Callable[[Task, str, float, float], None]
@@ -303,14 +302,12 @@ class Communication:
 
     def _check(self) -> None:
         """Look at what nothing wakes this thread for: deadlines, and what the device has found."""
-        now_s, away_s = time.perf_counter(), self._reactor.away_s()
-        late_s = now_s - self._look_s - away_s
-        if late_s > _BRIEF_S:  # what came meanwhile lies unread
-            away_s += late_s
+        now_s = time.perf_counter()  # before it is asked what is to be excused until then
+        away_s = self._reactor.away_s()  # what came meanwhile lies unread
         self._look_s = now_s + _TICK_S
         if self._inline is None:  # else the transport knows alone, and the driver is another's
             self._driver.excuse(away_s)
-            error = self._driver.expired()
+            error = self._driver.expired(now_s)
             if error is not None:
                 self._fail(error)
             if not self._device_stream.asynchronous:

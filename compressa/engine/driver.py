@@ -193,22 +193,24 @@ class Driver:
         first_s = min((s for s in since_s if s is not None), default=math.inf)
         return min(first_s, self._now_s()) + self._deadline_s
 
-    def expired(self) -> CompressaError | None:
+    def expired(self, now_s: float) -> CompressaError | None:
         """Return a `Timeout` if an exchange has waited for longer than the deadline; else None.
 
         It names the ranks that are missing, or nobody where a backend's sum does not tell. What a
         device has not come to yet has all its time before it. Where the transport is early, it
         alone knows when a device could have begun, and sees to that.
+
+        Args:
+            now_s: The time by which that is judged; what came before it has been excused.
         """
         if self._early:
             return None
-        now = self._now_s()
         for task in self._tasks:
             if task.deadline_from_s is None or task.awaited is None:
                 continue
             if not self._transport.begun(task.awaited):
-                task.deadline_from_s = now + _grace_s(task.awaited)
-            elif now - task.deadline_from_s > self._deadline_s:
+                task.deadline_from_s = now_s + _grace_s(task.awaited)
+            elif now_s - task.deadline_from_s > self._deadline_s:
                 ranks = tuple(self._transport.missing(task.key))
                 who = f"ranks {', '.join(map(str, ranks))}" if ranks else "the backend's sum"
                 return Timeout(

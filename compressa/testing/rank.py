@@ -127,9 +127,9 @@ class LoopbackRank:
 
         return start
 
-    def expire(self) -> None:
-        """End whatever has waited for longer than the deadline."""
-        error = self._driver.expired()
+    def expire(self, now_s: float) -> None:
+        """End whatever has waited for longer than the deadline by a time of the clock."""
+        error = self._driver.expired(now_s)
         if error is not None:
             self._driver.fail(error)
 

@@ -212,7 +212,7 @@ class LoopbackWorld:
             self.loopback.clock.at(deadline_s, lambda: None)
             self.loopback.clock.run()
         for rank in self._ranks:
-            rank.expire()
+            rank.expire(self.virtual_time_s)
 
     def _raise_errors(self) -> None:
         found = [error for error in self.errors() if error is not None]

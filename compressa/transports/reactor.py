@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import select
 import selectors
 import socket
@@ -36,7 +37,7 @@ class Waiter(Protocol):
     core_free: bool
     busy: bool
 
-    def wait(self, descriptor: int, timeout_s: float) -> None:
+    def wait(self, descriptor: int, timeout_s: float, seen_s: float) -> float:
         """Wait until something of its own was done, the descriptor is ready, or so long.
 
         A time in which this process does not run counts for nothing.
@@ -44,6 +45,10 @@ class Waiter(Protocol):
         Args:
             descriptor: A file descriptor, waited for until it can be read from.
             timeout_s: Longest wait, in seconds.
+            seen_s: When this thread last looked at `time.monotonic`.
+
+        Returns:
+            When it did so last now.
         """
 
     def away_s(self) -> float:
@@ -66,6 +71,7 @@ class Reactor:
         self._core_free = True
         self._waiter: Waiter | None = None
         self._away_s = 0.0
+        self._seen_s = math.inf  # when the running thread last looked at the clock
         self._soon = True  # whether what was due last came soon
         self._runner: int | None = None
         self._woken = False
@@ -133,10 +139,12 @@ class Reactor:
         self._waiter = waiter
 
     def away_s(self) -> float:
-        """Return for how long this process did not run while it waited, since that was asked last.
+        """Return for how long this process did not run, since that was asked last; in seconds.
 
-        Stopped by a signal, or with the machine; in seconds.
+        Stopped by a signal, or with the machine. Every second counts from the first turn to now,
+        wherever the thread was, but a wait for a core or for the interpreter's lock of a second.
         """
+        self._look(0.0)
         away_s, self._away_s = self._away_s, 0.0
         return away_s + (0.0 if self._waiter is None else self._waiter.away_s())
 
@@ -173,22 +181,29 @@ class Reactor:
             timeout_s: Longest wait, if nothing is due; 0.25 s at most without a busy `Waiter`, to
                 notice when the process did not run.
         """
+        self._look(0.0)
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
         if self._waiter is not None and self._waiter.busy:
             self._waiter.core_free = self._core_free
-            self._waiter.wait(self._selector.fileno(), timeout_s)
+            self._seen_s = self._waiter.wait(self._selector.fileno(), timeout_s, self._seen_s)
             timeout_s = 0.0
-        most_s, began_s = min(timeout_s, _TICK_S), time.monotonic()
+        most_s = min(timeout_s, _TICK_S)
         precisely = most_s > 0 and self._timers
         ready = self._select(self._wait_precisely(most_s) if precisely else most_s)
-        late_s = time.monotonic() - began_s - most_s
-        if late_s > _BRIEF_S:
-            self._away_s += late_s
+        self._look(most_s)
         for key, events in ready:
             key.data(events)
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
+
+    def _look(self, asked_s: float) -> None:
+        """Look at the clock: what passed since the last time, but for a wait, this did not run."""
+        now_s = time.monotonic()
+        late_s = now_s - self._seen_s - asked_s
+        self._seen_s = now_s
+        if late_s > _BRIEF_S:
+            self._away_s += late_s
 
     def _select(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
         looks = self.core_free and self._poll_s > 0

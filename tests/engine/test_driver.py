@@ -227,7 +227,7 @@ def test_an_early_transport_sees_to_deadlines_itself() -> None:
         bench.driver.follow(Plan(((4, 0),)), [(4, 0)])
         bench.start(4, exchanges(1))
     bench.now_s = 11.0
-    assert bench.driver.expired() is None
+    assert bench.driver.expired(bench.now_s) is None
     assert [wait.seconds for wait in bench.driver.waits()] == [11.0]
 
 
@@ -235,9 +235,9 @@ def test_deadline_names_whom_this_rank_waits_for() -> None:
     bench = Bench(deadline_s=10.0)
     bench.start(4, exchanges(1), step=9)
     bench.now_s = 10.0
-    assert bench.driver.expired() is None
+    assert bench.driver.expired(bench.now_s) is None
     bench.now_s = 10.1
-    error = bench.driver.expired()
+    error = bench.driver.expired(bench.now_s)
     assert isinstance(error, Timeout)
     assert error.ranks == (2,)
     for part in ("ranks 2", "stage 0 of unit 4 (u4)", "step 9", "exchange.deadline_s"):
@@ -250,7 +250,7 @@ def test_nothing_expires_before_it_may_be_due(events: list[tuple[str, float]]) -
     due_s, number = bench.driver.due_s(), 0
     for event, seconds in events:
         bench.now_s += seconds
-        late = bench.driver.expired() is not None
+        late = bench.driver.expired(bench.now_s) is not None
         assert not late or bench.now_s >= due_s
         if late or event == "d":  # looked at
             if late:
@@ -270,13 +270,13 @@ def test_the_deadline_counts_from_when_a_device_could_have_begun() -> None:
         bench.start(4, exchanges(1))
         bench.start(5, (each for each in [Exchange({}, {}, grace_s=2.0)]))
         for bench.now_s in (9.0, 18.0, 27.0):
-            assert bench.driver.expired() is None
+            assert bench.driver.expired(bench.now_s) is None
         begun.return_value = True
         bench.now_s = 37.0
-        assert bench.driver.expired() is None
+        assert bench.driver.expired(bench.now_s) is None
         assert [wait.seconds for wait in bench.driver.waits()] == [10.0, 8.0]
         bench.now_s = 37.1
-        error = bench.driver.expired()
+        error = bench.driver.expired(bench.now_s)
     assert isinstance(error, Timeout)
     assert "unit 4" in str(error)
 
@@ -293,12 +293,12 @@ def test_the_deadline_starts_anew_with_each_exchange_and_spares_computations() -
     bench.now_s = 9.0
     bench.transport.launches[0][2]({})
     bench.now_s = 100.0
-    assert bench.driver.expired() is None
+    assert bench.driver.expired(bench.now_s) is None
     bench.computing[0](None, None)
     bench.now_s = 109.0
-    assert bench.driver.expired() is None
+    assert bench.driver.expired(bench.now_s) is None
     bench.now_s = 111.0
-    assert bench.driver.expired() is not None
+    assert bench.driver.expired(bench.now_s) is not None
 
 
 def test_an_error_ends_its_program_once_and_later_answers_are_ignored() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import time
 from typing import Any
@@ -53,14 +54,24 @@ def test_a_thread_that_keeps_the_interpreters_lock_delays_no_byte(two: Group) ->
         assert found["after_s"] < 0.5  # of 1.3, of which 0.3 s were over before
 
 
-def sum_while_stopped(*, stopped_s: float) -> float:
-    """Rank 0 is stopped while it waits for rank 1, for longer than the deadline; the mean."""
+def sum_while_stopped(*, stopped_s: float, in_python: bool) -> float:
+    """Rank 0 is stopped while it waits for rank 1, for longer than the deadline; the mean.
+
+    Args:
+        stopped_s: For how long.
+        in_python: Whether its communication thread stops it between two waits, not within one.
+    """
     values = torch.full((8,), float(dist.get_rank()))
     with compressa.open_engine(config(2.0), {"x": torch.empty(8)}) as engine:
         if dist.get_rank() == 0:
             ticket, me = engine.submit({"x": values}), os.getpid()
-            script = f"sleep 0.3; kill -STOP {me}; sleep {stopped_s}; kill -CONT {me}"
-            stopping = subprocess.Popen(["sh", "-c", script])
+            stop = "" if in_python else f"kill -STOP {me};"
+            stopping = subprocess.Popen(
+                ["sh", "-c", f"sleep 0.3; {stop} sleep {stopped_s}; kill -CONT {me}"]
+            )
+            if in_python:
+                time.sleep(0.3)
+                engine.engine._communication.post(lambda: os.kill(me, signal.SIGSTOP))
             engine.wait([ticket])
             stopping.wait(10.0)
         else:
@@ -69,8 +80,11 @@ def sum_while_stopped(*, stopped_s: float) -> float:
     return float(values.mean())
 
 
-def test_a_time_in_which_a_rank_did_not_run_is_no_part_of_its_deadline(two: Group) -> None:
-    assert two.run(sum_while_stopped, stopped_s=3.0) == [0.5, 0.5]
+@pytest.mark.parametrize("in_python", [False, True])
+def test_a_time_in_which_a_rank_did_not_run_is_no_part_of_its_deadline(
+    two: Group, in_python: bool
+) -> None:
+    assert two.run(sum_while_stopped, stopped_s=3.0, in_python=in_python) == [0.5, 0.5]
 
 
 def wait_in_vain(*, patience_s: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,15 @@ def lose_a_rank(*, config: Any, lost: int) -> dict[str, Any]:
     with overlapped(net, optimizer, config, broadcast_buffers=False) as model:
         _train(model, optimizer, range(2))
         loss = loss_of(model, rank, 2, torch.float32)
+        stepped = [f"stepped {other}" for other in range(dist.get_world_size()) if other != lost]
+        store = dist.distributed_c10d._get_default_store()
         if rank == lost:
+            store.wait(stepped, timedelta(seconds=20))  # else they hear of it before they wait
             os._exit(3)
         optimizer.zero_grad()
-        with contextlib.suppress(Exception):  # some hear of it already
-            loss.backward()
-            optimizer.step()
+        loss.backward()
+        optimizer.step()
+        store.set(f"stepped {rank}", "")
         reads = {
             "forward": lambda: model(torch.zeros(2, 16)),
             "flush": model.flush,

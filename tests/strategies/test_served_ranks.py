@@ -84,14 +84,16 @@ def test_ranks_may_serve_only(pools: Pools) -> None:
 
 def test_only_a_bound_makes_the_quick_wait_for_the_slow(pools: Pools) -> None:
     def seconds(strategy: dict[str, Any]) -> list[float]:
-        found = pools.get(3).run(served, config={"strategy": strategy}, steps=20, slow_s=0.05)
+        # Long enough that a busy machine, which slows the quick, does not hide who waits.
+        found = pools.get(3).run(served, config={"strategy": strategy}, steps=20, slow_s=0.15)
         return [each[-1] for each in found]
 
     free = seconds({"name": "async"})
     bound = seconds({"name": "bounded", "staleness": 2})
     assert max(free[1:]) < 0.5 * free[0]
     assert min(bound[1:]) > 0.7 * bound[0]
-    assert max(seconds({"name": "bounded", "staleness": 0, "backup_workers": 1})[1:]) < 0.8
+    backed = seconds({"name": "bounded", "staleness": 0, "backup_workers": 1})
+    assert max(backed[1:]) < 0.8 * 20 * 0.15
 
 
 def test_who_closes_without_sync_leaves_the_others_to_train(pools: Pools) -> None:

@@ -53,6 +53,20 @@ def test_what_a_posted_function_posts_runs_in_the_next_turn_without_waiting(
     assert time.monotonic() - started_s < 4.0
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_long_time_away_is_told_wherever_the_thread_was(reactor: Reactor, waits: bool) -> None:
+    reactor.run_once(0.0)
+    time.sleep(0.5)  # a busy machine
+    assert reactor.away_s() == 0.0
+    if waits:
+        reactor.post(lambda: time.sleep(1.1))
+        reactor.run_once(0.0)
+    else:
+        time.sleep(1.1)
+    assert 1.1 <= reactor.away_s() < 2.0
+    assert reactor.away_s() == 0.0
+
+
 def test_no_wake_up_is_lost_among_many_threads(reactor: Reactor) -> None:
     """Each thread posts only when its last function has run, so a lost wake-up stops it."""
     threads, each = 4, 500

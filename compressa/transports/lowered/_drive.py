@@ -109,7 +109,7 @@ def call(arguments: int) -> int:
     values, divisor = peek(arguments, 2), peek(arguments, 3)
     step, unit, stage = peek(arguments, 4), peek(arguments, 5), peek(arguments, 6)
     begin(loop, program, values, divisor, step, unit, stage, 1, 0, 0, 0)
-    found = drive(loop, peek(arguments, 7))
+    found = drive(loop, peek(arguments, 7), now_ns(loop + _WORD * w.CLOCK))
     poke(loop, w.CORE_FREE, 0)
     if found != NOTHING:  # else it goes on whenever somebody drives
         poke(peek(loop, w.PROGRAMS), 0, 0)
@@ -131,18 +131,21 @@ def let_go(loop: int) -> None:
 
 
 @lean
-def drive(loop: int, timeout_ns: int) -> int:
+def drive(loop: int, timeout_ns: int, seen_ns: int) -> int:
     """Go on until a program is done, something else is ready, or so long.
 
     Args:
         loop: Its address; this thread drives it.
         timeout_ns: Longest wait, but for when this process does not run: stopped by a signal, or
             with the machine.
+        seen_ns: When this thread last looked at the clock.
 
     Returns:
         `PROGRAM_DONE`, `OTHER_READY` (the other file descriptor), `FAILED`, or `NOTHING`.
     """
-    end_ns = now_ns(loop + _WORD * w.CLOCK) + timeout_ns
+    began_ns = now_ns(loop + _WORD * w.CLOCK)
+    poke(loop, w.SEEN_NS, seen_ns)
+    end_ns = began_ns + timeout_ns + _late(loop, began_ns, 0)
     while True:
         if peek(loop, w.AT_FENCES) and not peek(loop, w.FAULT):
             _begin_reached(loop)
@@ -151,20 +154,27 @@ def drive(loop: int, timeout_ns: int) -> int:
             return FAILED
         if peek(loop, w.DONE_COUNT):
             return PROGRAM_DONE
-        before_ns = now_ns(loop + _WORD * w.CLOCK)
-        left_ns = end_ns - before_ns
+        left_ns = end_ns - peek(loop, w.SEEN_NS)
         asked_ns = smaller(larger(0, left_ns), _TICK_NS)
         ready = _wait(loop, asked_ns)
-        late_ns = now_ns(loop + _WORD * w.CLOCK) - before_ns - asked_ns
-        if late_ns > _BRIEF_NS:
-            poke(loop, w.AWAY_NS, peek(loop, w.AWAY_NS) + late_ns)
-            end_ns += late_ns
+        end_ns += _late(loop, now_ns(loop + _WORD * w.CLOCK), asked_ns)
         if ready < 0 or (ready == 0 and left_ns <= 0):  # a signal's handler is Python's
             return NOTHING
         other = _serve(loop)
         _check_ended(loop)
         if other and not peek(loop, w.FAULT):
             return OTHER_READY
+
+
+@lean_nested
+def _late(loop: int, now_ns: int, asked_ns: int) -> int:
+    """For how long this process did not run since who drives looked at the clock last."""
+    late_ns = now_ns - peek(loop, w.SEEN_NS) - asked_ns
+    poke(loop, w.SEEN_NS, now_ns)
+    if late_ns <= _BRIEF_NS:
+        return 0
+    poke(loop, w.AWAY_NS, peek(loop, w.AWAY_NS) + late_ns)
+    return late_ns
 
 
 @lean

@@ -17,7 +17,8 @@ SPARE = 24  # 11 words for the C library: what `send_two` and `ppoll` are given
 ENQUEUED = 43  # whether a message has been queued since all links were offered what waits
 AT_FENCES = 44  # how many programs wait for a GPU to come to their fences
 AWAY_NS = 45  # for how long this process did not run while it waited, since that was asked last
-LOOP_WORDS = 46
+SEEN_NS = 46  # when who drives looked at the clock last
+LOOP_WORDS = 47
 NOBODY, COMMUNICATION, CALLER = 0, 1, 2  # who is driving
 
 # A link: one connection to a peer. What is to leave, and what came early, is with the first one.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -45,7 +46,7 @@ def _call_all() -> None:
         address = address_of(loop)
         take_over(address)
         begin(address, address_of(program), 0, 1, 0, 0, 0, 0, 0, 0, 0)
-        drive(address, 0)
+        drive(address, 0, time.monotonic_ns())
         let_go(address)
         arguments[:] = address, address_of(program), 0, 1, 0, 0, 0, 0
         call(address_of(arguments))

@@ -297,19 +297,16 @@ class Loop:
                 self._handed = None
         return bool(found == PROGRAM_DONE)
 
-    def wait(self, descriptor: int, timeout_s: float) -> None:
-        """Go on with what is under way until something is done, or another descriptor is ready.
-
-        Args:
-            descriptor: What is waited for besides.
-            timeout_s: Longest wait.
-        """
+    def wait(self, descriptor: int, timeout_s: float, seen_s: float | None = None) -> float:
+        """Go on with what is under way until something is done; see `Waiter.wait`."""
+        seen_s = time.monotonic() if seen_s is None else seen_s
         self._loop[w.OTHER_FD] = descriptor
-        found = drive(self._address, int(timeout_s * _NS))
+        found = drive(self._address, int(timeout_s * _NS), int(seen_s * _NS))
         if found == FAILED:
             self._tell()
         elif found == PROGRAM_DONE:
             self._report()
+        return int(self._loop[w.SEEN_NS]) / _NS
 
     def away_s(self) -> float:
         """Return for how many seconds this process did not run in `wait`, and begin anew."""
