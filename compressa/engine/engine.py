@@ -93,7 +93,7 @@ class Engine:
         self._rollback: Sequence[UnitRuntime] = ()  # under loss scaling
         self.undo = Undo(self.state) if config.engine.recover else None
         self.interrupted = False
-        self.planning = Planning(session.control, config.schedule, config.exchange.deadline_s)
+        self.planning = Planning(config, session.control, lambda *of: self._timeline.decided(*of))
         self.tracer = Tracer(session.rank, session.size)
         self._timeline = Timeline(self.tracer, lambda: self.planning.profiler.needs_s)
         self._expected = 0
@@ -309,7 +309,7 @@ class Engine:
         self._expected = step + 1
         self._context = StepContext(step, self.transport.epoch, loss_scale or 1.0, hold_zeros)
         self._arrivals.begin(self._phase)
-        self._bundles.begin(self.planning.together)
+        self._bundles.begin(self.planning.joining)
         self._rollback = () if loss_scale is None else self._bundles.running
         self._ledger.steps += 1
         self.step = step

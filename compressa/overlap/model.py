@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import _broadcast_coalesced
 from torch._compile import _disable_dynamo
 
 from compressa.config import Source
+from compressa.engine.measuring.stats import WAYS, Way
 from compressa.errors import CompressaError, StateError
 from compressa.overlap.arrivals import Gradient
 from compressa.overlap.opening import Options, open_overlap, trained
@@ -21,6 +22,11 @@ from compressa.overlap.steps import Steps
 from compressa.overlap.uses import Uses
 
 _BUFFERS_AT_ONCE_BYTES = 25 << 20
+_WAYS: Final[Mapping[bool | str, Sequence[Way]]] = {
+    True: ("deferred",),
+    False: ("at once",),
+    "auto": WAYS,
+}
 
 
 class OverlappedDataParallel(nn.Module):
@@ -104,7 +110,7 @@ class OverlappedDataParallel(nn.Module):
         self._options = options
         self._buffers_due = True
         self._closed = False
-        self.handle.engine.planning.defer(overlap)
+        self.handle.engine.planning.choose(*_WAYS[overlap], joins=True)
         parameters = trained(module)
         self._reducer = Reducer(
             self.handle,

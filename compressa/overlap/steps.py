@@ -52,7 +52,6 @@ class Steps:
         self._uses = uses
         self._options = options
         self._checked = 0
-        self._now = handle.engine.planning.overlap
         self._takeover = Takeover(optimizer, self._step, self._zero_grad)
         self.updates = Updates(
             optimizer,
@@ -108,10 +107,6 @@ class Steps:
             return "arguments of the optimizer's step"
         reason = self._takeover.reason_to_step_at_once()
         now = self._handle.engine.planning.overlap
-        if now != self._now:
-            self._now = now
-            step, now_s = self._handle.next_step - 1, time.perf_counter()
-            self._handle.engine.tracer.span("wait", str(now), step, now_s, 0.0)
         if reason or now.deferring:
             return reason
         return _TRIED if now.measuring else _FASTER

@@ -100,7 +100,7 @@ class Server:
     def stats(self) -> Stats:
         """Return what was measured since the start, on this rank."""
         traffic, ledger = self._programs.session.transport.traffic, self._programs.ledger
-        return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap(deferring=False))
+        return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap())
 
     def close(self) -> None:
         """End threads and connections; workers that are not done yet lose their server."""

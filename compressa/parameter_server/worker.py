@@ -267,7 +267,7 @@ class Worker:
         """Return what was measured since the start, on this rank; a step is a push of all keys."""
         traffic = self.session.transport.traffic
         ledger = self._programs.ledger
-        return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap(deferring=False))
+        return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap())
 
     def close(self) -> None:
         """Wait for what is under way, say goodbye to the servers, and end.

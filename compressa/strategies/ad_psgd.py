@@ -150,7 +150,7 @@ class PairAveraging(Surviving, Strategy):
     def stats(self) -> Stats:
         """Return what was measured on this rank; a step in it is an average of two."""
         traffic, ledger = self.session.transport.traffic, self._programs.ledger
-        return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap(deferring=False))
+        return ledger.snapshot(traffic.sent_bytes, traffic.messages, Overlap())
 
     def close(self) -> None:
         """Answer until all ranks close, for `exchange.deadline_s` at most, and end all threads."""

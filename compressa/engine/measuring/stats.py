@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
 
 
 @dataclass
@@ -30,29 +31,45 @@ class CompressorStats:
         return self.dense_bytes / self.payload_bytes if self.payload_bytes else 1.0
 
 
+Way = Literal["deferred", "at once", "together"]
+WAYS: Final[tuple[Way, ...]] = get_args(Way)
+
+
 @dataclass(frozen=True)
 class Overlap:
-    """Whether updates wait for the next forward pass, and what was measured of it.
+    """How a step's updates and exchanges are done, and what was measured of that.
 
     Attributes:
-        deferring: Whether they do now.
+        way: "deferred" to the next forward pass; "at once", when all gradients have been
+            exchanged, each as soon as can be; or at once and all "together", in few messages.
         measuring: Whether that is being tried.
-        deferred_s: Seconds of a step that defers them, as last measured; None if never.
+        deferred_s: Seconds of a step that defers updates, as last measured; None if never.
         at_once_s: Seconds of a step that does them at once; None likewise.
+        together_s: Seconds of a step whose gradients go together; None likewise.
     """
 
-    deferring: bool
+    way: Way = "at once"
     measuring: bool = False
     deferred_s: float | None = None
     at_once_s: float | None = None
+    together_s: float | None = None
+
+    @property
+    def deferring(self) -> bool:
+        """Whether updates wait for the next forward pass."""
+        return self.way == "deferred"
+
+    @property
+    def steps_s(self) -> tuple[float | None, float | None, float | None]:
+        """What a step takes, in the order of `WAYS`."""
+        return self.deferred_s, self.at_once_s, self.together_s
 
     def __str__(self) -> str:
         """Say it, for a trace."""
-        way = "deferred" if self.deferring else "at once"
-        steps = (("deferred", self.deferred_s), ("at once", self.at_once_s))
+        steps = zip(WAYS, self.steps_s, strict=True)
         known = (f"{name} {seconds * 1e3:.3g} ms" for name, seconds in steps if seconds is not None)
         told = ", ".join(known) or "nothing measured"
-        return f"updates {way}{', to measure it' if self.measuring else ''}; a step: {told}"
+        return f"updates {self.way}{', to measure it' if self.measuring else ''}; a step: {told}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,7 @@ class Stats:
         codec_s: Time in encode and decode, in seconds, of all threads together.
         exposed_s: Time for which backward waited for communication and codecs, in seconds.
         compressors: The same by compressor name.
-        overlap: How updates are done; only `OverlappedDataParallel` can defer them.
+        overlap: How steps are done; only `OverlappedDataParallel` can defer updates.
     """
 
     steps: int
@@ -80,7 +97,7 @@ class Stats:
     codec_s: float
     exposed_s: float
     compressors: dict[str, CompressorStats] = field(default_factory=dict)
-    overlap: Overlap = Overlap(deferring=False)
+    overlap: Overlap = Overlap()
 
     @property
     def ratio(self) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from compressa.collectives.base import BackendAllReduce, Exchange, LoweredSum, Operation
 from compressa.engine.measuring.lock_probe import LockProbe
+from compressa.engine.measuring.stats import Overlap
 from compressa.engine.task import Task
 from compressa.engine.units.phase import Phase
 from compressa.tracing import CAME, LEFT, Reading, Span, ThreadClock, Tracer, spent
@@ -175,6 +176,11 @@ class Timeline:
         """Note when the first and the last byte of a message were here; see `Transport.hear`."""
         seconds = last_s - first_s
         self.tracer.add(Span(CAME, "", key.step, first_s, seconds, key.unit, key.stage))
+
+    def decided(self, step: int, overlap: Overlap) -> None:
+        """Note how steps are done from one on."""
+        if self.tracer.on:
+            self.tracer.span("wait", str(overlap), step, time.perf_counter(), 0.0)
 
     def begin_wait(self) -> None:
         """Note that the training thread is about to wait."""

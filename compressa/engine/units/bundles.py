@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,10 +26,28 @@ from compressa.compressor import Compressor
 from compressa.engine.device_stream import DeviceStream, resources_for
 from compressa.engine.units.phase import Member, Phase
 from compressa.engine.units.unit_runtime import UnitRuntime
-from compressa.engine.units.units import usual_full
+from compressa.engine.units.units import LARGEST_UNIT_BYTES, usual_full
 
 # To copy more side by side takes longer than the messages that it spares.
 _MOST_PART_BYTES = 1 << 20
+
+
+class Joining(NamedTuple):
+    """Which units go together.
+
+    Attributes:
+        small: Whether those do that are smaller than units are where order is all the same.
+        large: Whether those do that are compressed, even so.
+    """
+
+    small: bool = False
+    large: bool = False
+
+    def full(self, dense_bytes: int, payload_bytes: int) -> bool:
+        """Return whether no more goes together with what has so many bytes."""
+        if self.large and payload_bytes < dense_bytes:
+            return dense_bytes >= LARGEST_UNIT_BYTES
+        return not self.small or usual_full(dense_bytes, payload_bytes)
 
 
 class Bundle:
@@ -152,20 +170,23 @@ class Bundles:
     def __init__(self, phase: Phase, device_stream: DeviceStream) -> None:
         self._phase = phase
         self._device_stream = device_stream
-        self._alone = self._grouped([Bundle([m], m.unit.name) for m in phase.members])
-        self._of, self._of_name = self._alone
-        self._missing: dict[Bundle, int] = {}
+        self._joined: dict[Joining, tuple[dict[int, Bundle], dict[str, list[int]]]] = {}
+        self.begin(Joining())
 
-    def begin(self, together: bool) -> None:
+    def begin(self, joining: Joining) -> None:
         """Begin a step.
 
         Args:
-            together: Whether neighbours go together in it; else each unit goes alone.
+            joining: Which units go together in it.
 
         Raises:
             BackendUnavailable: There is not enough memory for units that are joined.
         """
-        self._of, self._of_name = self._together if together else self._alone
+        if joining not in self._joined:
+            with self._device_stream.current(), resources_for("payloads"):
+                bundles = [_bundle(self._phase, group) for group in grouped(self._phase, joining)]
+            self._joined[joining] = self._by_unit(bundles)
+        self._of, self._of_name = self._joined[joining]
         self._missing = {bundle: len(bundle.numbers) for bundle in self._of.values()}
 
     def complete(self, units: Iterable[int]) -> list[Bundle]:
@@ -199,14 +220,7 @@ class Bundles:
         """What is run in this step, joined units once."""
         return [member.unit for bundle in self._missing for member in bundle.members]
 
-    @cached_property
-    def _together(self) -> tuple[dict[int, Bundle], dict[str, list[int]]]:
-        with self._device_stream.current(), resources_for("payloads"):
-            return self._grouped(
-                [_bundle(self._phase, group) for group in _neighbours(self._phase)]
-            )
-
-    def _grouped(self, bundles: Sequence[Bundle]) -> tuple[dict[int, Bundle], dict[str, list[int]]]:
+    def _by_unit(self, bundles: Sequence[Bundle]) -> tuple[dict[int, Bundle], dict[str, list[int]]]:
         """By unit, what it is in; by parameter name, the first units of what it has a part in."""
         of = {number: bundle for bundle in bundles for number in bundle.numbers}
         heads = {number: bundle.numbers[0] for number, bundle in of.items()}
@@ -217,8 +231,8 @@ class Bundles:
         return of, of_name
 
 
-def _neighbours(phase: Phase) -> list[list[int]]:
-    """Put units of one kind together, until they are as large as one unit usually is."""
+def grouped(phase: Phase, joining: Joining) -> list[list[int]]:
+    """Put units of one kind together, by their numbers, until that is as large as it shall be."""
     result: list[list[int]] = []
     filled: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, unit in enumerate(phase.units):
@@ -232,8 +246,11 @@ def _neighbours(phase: Phase) -> list[list[int]]:
         kind = unit.label, unit.layout.dtype, stages, algorithms
         filled[kind].append(number)
         members = [phase.units[i] for i in filled[kind]]
-        dense_bytes = sum(each.dense_bytes for each in members)
-        if usual_full(dense_bytes, sum(each.payload_bytes for each in members)):
+        sizes = [
+            sum(each.dense_bytes for each in members),
+            sum(each.payload_bytes for each in members),
+        ]
+        if joining.full(*sizes):
             result.append(filled.pop(kind))
     return sorted(result + list(filled.values()))
 

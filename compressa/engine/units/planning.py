@@ -3,26 +3,26 @@
 Every so many steps each rank tells rank 0 its profile, beside the step that goes on. At the next
 step rank 0 merges them by the maximum, makes a plan if they have drifted from those that the last
 one was made for, and publishes it. Two steps later all ranks follow it: by then it has come, and
-who has not got it waits. With it comes how updates are done; while another way of that is tried,
-the next profile is told as soon as can be. So the steps at which ranks speak depend on nothing that
+who has not got it waits. With it comes how steps are done; while another way of that is tried, the
+next profile is told as soon as can be. So the steps at which ranks speak depend on nothing that
 one of them alone has measured.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from compressa.config import Schedule
+from compressa.config import Config
 from compressa.engine.control.awaited import Awaited
 from compressa.engine.control.control import Control
 from compressa.engine.measuring.profiler import Profiler
-from compressa.engine.measuring.stats import Overlap
-from compressa.engine.units.deferral import CHOICE_BYTES, Deferral, packed, unpacked, usual_s
+from compressa.engine.measuring.stats import Overlap, Way
+from compressa.engine.units.bundles import Joining, grouped
+from compressa.engine.units.fastest_way import CHOICE_BYTES, FastestWay, packed, unpacked, usual_s
 from compressa.engine.units.phase import Phase, StepPlan
 from compressa.errors import PeerLost
 from compressa.schedulers import Name, Plan, Profile
@@ -39,54 +39,57 @@ class Planning:
     """The plans of one phase after another.
 
     Args:
+        config: Says by which policy, how often, and how long to wait for a profile or a plan.
         control: Carries profiles and plans; None in a world of one, where nothing is sent.
-        schedule: Says by which policy, and how often.
-        deadline_s: Longest wait for a profile or a plan.
+        decided: Called with a step and how it and others are done, if that is news.
 
     Attributes:
         replans: Whether plans follow what is measured.
         profiler: What measures the steps of the phase in force; `enter` makes it.
         step_plan: What all ranks follow now.
+        joining: Which units go together now.
         profile: On rank 0, what the last step plan was made for; None if for nothing that was
             measured.
-        overlap: How updates are done now; not deferred, unless `defer` was called.
+        overlap: How steps are done now; as they come, unless `choose` was called.
     """
 
+    replans: bool
     profiler: Profiler
     step_plan: StepPlan
+    joining: Joining
 
-    def __init__(self, control: Control | None, schedule: Schedule, deadline_s: float) -> None:
+    def __init__(
+        self,
+        config: Config,
+        control: Control | None,
+        decided: Callable[[int, Overlap], None],
+    ) -> None:
         self.profile: Profile | None = None
         self._control = control
-        self._schedule = schedule
-        self.replans = control is not None and schedule.overtaking
-        self._deadline_s = deadline_s
+        self._schedule = config.schedule
+        self._deadline_s = config.exchange.deadline_s
+        self._decided = decided
         self._round = 0
         self._profiles: Awaited | None = None
         self._plan: Awaited | None = None
         self._own = b""
         self._first = True  # of a phase's rounds
-        self.overlap = Overlap(deferring=False)
-        self._told = False  # how updates are done
-        self._deferral: Deferral | None = None
+        self.overlap = Overlap()
+        self._ways: tuple[Way, ...] = ()
+        self._joins = False
         self._needs: Mapping[str, float] = {}
         self._forward_s = 0.0
 
-    def defer(self, way: bool | Literal["auto"]) -> None:
-        """Have updates be deferred, or never, or at first; before the first step.
+    def choose(self, *ways: Way, joins: bool) -> None:
+        """Have steps be done in one of some ways; before the first step.
 
         Args:
-            way: "auto": they are done in the way that takes less time, in a world of several.
+            ways: The first is in force. In a world of several, the one that takes least time is.
+            joins: Whether units that are small, for others to overtake, go with their neighbours
+                where nothing does.
         """
-        self.overlap, self._told = Overlap(deferring=bool(way)), True
-        if way == "auto" and self._control is not None:
-            self.replans, self._deferral = True, Deferral()
-
-    @property
-    def together(self) -> bool:
-        """Whether neighbouring units go together: nothing is to overtake them."""
-        free = not (self.step_plan.plan.groups or self.step_plan.launches)
-        return self._told and free and not self.overlap.deferring
+        self.overlap, self._ways, self._joins = Overlap(ways[0]), ways, joins
+        self._begin_ways()
 
     def forward(self, needs: Mapping[str, float], forward_s: float) -> None:
         """Note, at its end, when the forward needs parameters; that is so in all steps to come.
@@ -122,10 +125,9 @@ class Planning:
         self._round = step + steps
         self._profiles = self._plan = None
         self._first = True
-        if self._deferral is not None:
-            self.overlap, self._deferral = Overlap(self.overlap.deferring), Deferral()
         self.step_plan = phase.plan(self._policy(self.overlap), step)
         self._names = sorted(self.step_plan.plan.order)
+        self._begin_ways()
         return self.step_plan
 
     def begin(self, step: int) -> StepPlan | None:
@@ -146,15 +148,32 @@ class Planning:
         elif step == self._round + 1 + _AHEAD:
             step_plan = self._take(step)
             self.step_plan = step_plan or self.step_plan
+            self._join()
             first, self._first = self._first, False
-            soon = self.overlap.measuring or (first and self._deferral is not None)
+            soon = self.overlap.measuring or (first and self._fastest is not None)
             steps = self._schedule.profile_steps + 1 if soon else self._schedule.replan_steps
             self._round = step + steps
         return step_plan
 
+    def _begin_ways(self) -> None:
+        """Begin to look for the fastest way, in a world of several, if there are several."""
+        most, usual = (grouped(self._phase, Joining(self._joins, large)) for large in (True, False))
+        more = most != usual and not self._phase.ordered()
+        ways = [way for way in self._ways if way != "together" or more]
+        self.overlap = Overlap(self.overlap.way if self.overlap.way in ways else "at once")
+        self._fastest = FastestWay(ways) if self._control is not None and len(ways) > 1 else None
+        overtakes = self._control is not None and self._schedule.overtaking
+        self.replans = overtakes or self._fastest is not None
+        self._join()
+
+    def _join(self) -> None:
+        """Have units go together, where none are to overtake them."""
+        plan, launches = self.step_plan
+        free = not (self.overlap.deferring or plan.groups or launches)
+        self.joining = Joining(free and self._joins, free and self.overlap.way == "together")
+
     def _policy(self, overlap: Overlap) -> str:
-        waits = self._told and not overlap.deferring
-        return _AT_ONCE_POLICY if waits else self._schedule.policy
+        return _AT_ONCE_POLICY if self._joins and not overlap.deferring else self._schedule.policy
 
     def _tell(self, control: Control) -> Awaited:
         """Tell rank 0 this rank's profile."""
@@ -177,16 +196,16 @@ class Planning:
         """On rank 0, plan for what all ranks have measured, if that is not as it was.
 
         Returns:
-            How updates are done from that step on; and the plan, if it is a new one.
+            How steps are done from that one on; and the plan, if it is a new one.
         """
         assert self._profiles is not None, "profiles are told a step before"
         told = self._profiles.wait(self._deadline_s)
         profiles = [_profile_of(peer, buffer, self.profiler) for peer, buffer in told.items()]
         merged = Profile.merged([self.profiler.profile(), *profiles])
         overlap, steps_s = self.overlap, [seconds for seconds, _ in self.profiler.steps()]
-        if self._deferral is not None and steps_s:
-            overlap = self._deferral.next(overlap, usual_s(steps_s))
-        same = overlap.deferring == self.overlap.deferring
+        if self._fastest is not None and steps_s:
+            overlap = self._fastest.next(overlap, usual_s(steps_s))
+        same = overlap.way == self.overlap.way
         if same and self.profile is not None and self.profile.drift(merged) <= _DRIFT:
             return packed(overlap)
         self.profile = merged
@@ -194,16 +213,19 @@ class Planning:
         return packed(overlap) + written(step_plan, self._names)
 
     def _take(self, step: int) -> StepPlan | None:
-        """Do updates as rank 0 says; return its plan, if it is not the one in force."""
+        """Do steps as rank 0 says; return its plan, if it is not the one in force."""
         assert self._plan is not None, "a plan is published two steps before"
         told = self._plan.wait(self._deadline_s)
         data = told[_ROOT].numpy().tobytes() if _ROOT in told else self._own
         try:
-            self.overlap = unpacked(data[:CHOICE_BYTES])
-            plan = data[CHOICE_BYTES:]
-            return read(plan, self._names, self._phase.ordered(), step) if plan else None
+            overlap, plan = unpacked(data[:CHOICE_BYTES]), data[CHOICE_BYTES:]
+            step_plan = read(plan, self._names, self._phase.ordered(), step) if plan else None
         except ValueError as error:
             raise PeerLost(_ROOT, f"rank {_ROOT} published no plan for these units") from error
+        if overlap != self.overlap:
+            self.overlap = overlap
+            self._decided(step, overlap)
+        return step_plan
 
 
 def written(step_plan: StepPlan, names: Sequence[Name]) -> bytes:

@@ -37,6 +37,7 @@ _UNIT_BYTES = 4 << 20
 _FIRST_DENSE_BYTES, _DENSE_UNIT_BYTES = 1 << 20, 25 << 20
 _UNIT_PAYLOAD_BYTES = 128 << 10
 _MOST_UNITS = 8  # more would leave nothing to overlap
+LARGEST_UNIT_BYTES = _MOST_UNITS * _UNIT_BYTES
 _PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left, of all there is
 _GROWTH = 2  # nor more than one of so many of what came before
 _MOST_OF_REST = 0.75  # so that what forward needs first does not wait for others
@@ -184,7 +185,7 @@ def usual_full(dense_bytes: int, payload_bytes: int) -> bool:
     """
     if payload_bytes >= dense_bytes:
         return dense_bytes >= _DENSE_UNIT_BYTES
-    grown = dense_bytes >= _MOST_UNITS * _UNIT_BYTES
+    grown = dense_bytes >= LARGEST_UNIT_BYTES
     return grown or (dense_bytes >= _UNIT_BYTES and payload_bytes >= _UNIT_PAYLOAD_BYTES)
 
 

@@ -43,7 +43,7 @@ class Sent(NamedTuple):
 
     def stats(self) -> Stats:
         """Return it with what the ledger has."""
-        return self.ledger.snapshot(self.sent_bytes, self.messages, Overlap(deferring=False))
+        return self.ledger.snapshot(self.sent_bytes, self.messages, Overlap())
 
 
 class Shards:

@@ -15,7 +15,7 @@ from compressa.collectives.base import (
     Program,
     SideBySide,
 )
-from compressa.engine.units.bundles import Bundle
+from compressa.engine.units.bundles import Bundle, Joining
 
 
 def pattern(size: int, start: int) -> torch.Tensor:
@@ -161,3 +161,23 @@ def test_all_programs_are_closed_when_one_fails() -> None:
     program.send(None)
     program.close()
     assert closed == [True, True]
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("joining", "whole", "compressed"),
+    [
+        (Joining(), 0, 0),
+        (Joining(small=True), 25 * MIB, 4 * MIB),
+        (Joining(large=True), 0, 32 * MIB),
+        (Joining(small=True, large=True), 25 * MIB, 32 * MIB),
+    ],
+)
+def test_units_go_together_up_to_a_size(joining: Joining, whole: int, compressed: int) -> None:
+    for least_bytes, ratio in ((whole, 1), (compressed, 4)):
+        for dense_bytes in (1, least_bytes - 1, least_bytes):
+            if dense_bytes > 0:
+                full = joining.full(dense_bytes, dense_bytes // ratio)
+                assert full is (dense_bytes >= least_bytes)

@@ -15,7 +15,7 @@ from compressa.codecs import DGC, Int4, Int8, OneBit, TopK
 from compressa.collectives.base import Program
 from compressa.compressor import Compressor
 from compressa.engine.device_stream import DeviceStream
-from compressa.engine.units.bundles import Bundle, Bundles
+from compressa.engine.units.bundles import Bundle, Bundles, Joining
 from compressa.engine.units.lockstep import run_alike
 from compressa.engine.units.phase import Phase
 from compressa.engine.units.sums import Sums
@@ -42,6 +42,8 @@ RULES: dict[str, Compressor] = {
     "momentum": MomentumCorrection(compressor=ErrorFeedback(codec=DGC(density=0.1))),
     "momentum of factors": MomentumCorrection(compressor=PowerSGD(approx_rank=1)),
 }
+ALONE = Joining()
+JOINING = (ALONE, Joining(small=True), Joining(small=True, large=True))
 NEVER = {"none", "gtopk", "oktopk", "scalecom"}
 """What is laid side by side would be copied; or ranks differ in what they have to do."""
 
@@ -66,14 +68,16 @@ class Ranks:
             phase = Phase(self.parameters, rules, 0, SMALL, world, sums)
             self.bundles.append(Bundles(phase, DeviceStream()))
 
-    def step(self, step: int, *, together: bool, skipped: bool = False) -> list[torch.Tensor]:
+    def step(
+        self, step: int, joining: Joining = ALONE, *, skipped: bool = False
+    ) -> list[torch.Tensor]:
         """Return the means, rank after rank; skipped, what was sent is taken back."""
         gradients = [self._gradients(step, rank) for rank in range(len(self.states))]
         if skipped:
             gradients[0]["table"][0, 0] = torch.inf
         context = StepContext(step)
         for bundles in self.bundles:
-            bundles.begin(together)
+            bundles.begin(joining)
         complete = list(map(self._complete, self.bundles))
         self.members = [len(bundle.members) for bundle in complete[0]]
         for these in zip(*complete, strict=True):
@@ -117,8 +121,8 @@ def test_what_is_joined_has_the_bits_of_each_alone(
     for step in range(STEPS):
         skipped = step == STEPS - 1
         means = [
-            ranks.step(step, together=together, skipped=skipped)
-            for ranks, together in ((alone, False), (joined, step > 0))  # the ways may change
+            ranks.step(step, joining, skipped=skipped)
+            for ranks, joining in ((alone, ALONE), (joined, JOINING[step % 3]))  # ways may change
         ]
         assert bits(means[0]) == bits(means[1])
         kept = [
@@ -132,8 +136,9 @@ def test_what_is_joined_has_the_bits_of_each_alone(
 @pytest.mark.parametrize("compressor", params(ALL))
 def test_units_are_joined_wherever_that_is_possible(compressor: Compressor, size: int) -> None:
     ranks = Ranks(size, with_feedback(compressor), torch.float32)
-    ranks.step(0, together=False)
+    ranks.step(0)
     separate = ranks.members
     assert len(separate) > 2
-    ranks.step(1, together=True)
-    assert (sum(ranks.members) < sum(separate)) == (compressor.name not in NEVER)
+    for joining in JOINING[1:]:
+        ranks.step(1, joining)
+        assert (sum(ranks.members) < sum(separate)) == (compressor.name not in NEVER)

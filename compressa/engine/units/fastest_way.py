@@ -1,11 +1,12 @@
-"""Deferral: whether updates wait for the next forward pass, as what was measured says.
+"""FastestWay: how steps are done, as what was measured says.
 
 To defer updates hides exchanges behind computing, and costs the training thread Python at each
-parameter. Which is more depends on the link, the cores and the model. So some steps are done both
-ways, in turn, and those that follow defer if that takes less time; no bit depends on it. The other
-way is tried again ever more rarely. Of each way the median of several rounds counts, as single ones
-differ by more than the ways do where a machine is shared. When steps have come to take another
-time, as they do when the link changes, all that is forgotten, and both are tried at once.
+parameter. To have all gradients go together costs few messages, and leaves the wire idle until the
+last of them has come. Which is more depends on the link, the cores and the model. So some steps are
+done in each way, in turn, and those that follow in the one that takes least time; no bit depends on
+it. The others are tried again ever more rarely. Of each way the median of several rounds counts, as
+single ones differ by more than the ways do where a machine is shared. When steps have come to take
+another time, as they do when the link changes, all that is forgotten, and all are tried at once.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, median
+from typing import Final
 
-from compressa.engine.measuring.stats import Overlap
+from compressa.engine.measuring.stats import WAYS, Overlap, Way
 
-_FORM = struct.Struct("<??dd")
-_BETTER = 0.98  # to defer has to take less: what takes as long is done in the plain way
+_FORM = struct.Struct(f"<B?{len(WAYS)}d")
+_BETTER = 0.98  # others have to take less: what takes as long is done in the plain way
+_PLAIN: Final[Way] = "at once"
 _FIRST_ROUNDS = 3  # of each way, before there is a choice
 _MOST_ROUNDS = 64
 _PAUSE = 3.0  # so many usual steps
@@ -31,16 +34,21 @@ _EARLY_DRIFT = 0.3  # while fewer rounds are known
 CHOICE_BYTES = _FORM.size
 
 
-class Deferral:
-    """Decides, on one rank for all; told each time what a step of the way in force takes."""
+class FastestWay:
+    """Decides, on one rank for all; told each time what a step of the way in force takes.
 
-    def __init__(self) -> None:
+    Args:
+        ways: Several, of which one is "at once".
+    """
+
+    def __init__(self, ways: Sequence[Way]) -> None:
         self._begun = False
         self._rounds = 1  # from one trial to the next, if nothing changes
         self._left = 0
         self._off = 0  # 1 or -1 if the last round took longer or shorter than usual
-        self._chosen = True
-        self._seen = {way: deque[float](maxlen=_KEPT) for way in (False, True)}
+        self._chosen: Way = _PLAIN
+        self._seen = {way: deque[float](maxlen=_KEPT) for way in ways}
+        self._tried = -1  # how many others, since there is a choice
 
     def next(self, now: Overlap, step_s: float) -> Overlap:
         """Return what is to be in force from now on.
@@ -53,43 +61,44 @@ class Deferral:
             self._begun = True
             return now
         if now.measuring:
-            self._seen[now.deferring].append(step_s)
+            self._seen[now.way].append(step_s)
             return self._decided(self._known(now))
-        self._note(now.deferring, step_s)
+        self._note(now.way, step_s)
         self._left -= 1
         now = self._known(now)
         if self._left > 0:
             return now
-        self._chosen = now.deferring
-        return replace(now, deferring=not now.deferring, measuring=True)
+        self._chosen = now.way
+        others = [way for way in self._seen if way != now.way]
+        self._tried += 1
+        return replace(now, way=others[self._tried % len(others)], measuring=True)
 
-    def _note(self, deferring: bool, step_s: float) -> None:
+    def _note(self, way: Way, step_s: float) -> None:
         """Learn what a round took; forget all others if it is the second that says another time."""
-        before, self._off = self._off, _off(self._seen[deferring], step_s)
+        before, self._off = self._off, _off(self._seen[way], step_s)
         if self._off and before != self._off:
             return
         if self._off:
             for seen in self._seen.values():
                 seen.clear()
             self._off, self._left, self._rounds = 0, 0, 1
-        self._seen[deferring].append(step_s)
+        self._seen[way].append(step_s)
 
     def _known(self, now: Overlap) -> Overlap:
-        deferred_s, at_once_s = (
-            median(self._seen[way]) if self._seen[way] else None for way in (True, False)
-        )
-        return replace(now, deferred_s=deferred_s, at_once_s=at_once_s)
+        times = (median(self._seen[way]) if self._seen.get(way) else None for way in WAYS)
+        return Overlap(now.way, now.measuring, *times)
 
     def _decided(self, tried: Overlap) -> Overlap:
-        """Choose, if enough rounds of both ways are known; else try the other one."""
-        if any(len(seen) < _FIRST_ROUNDS for seen in self._seen.values()):
-            return replace(tried, deferring=not tried.deferring)
-        assert tried.deferred_s is not None
-        assert tried.at_once_s is not None
-        deferring = tried.deferred_s < _BETTER * tried.at_once_s
-        changed = deferring is not self._chosen
+        """Choose, if enough rounds of all ways are known; else try the next one."""
+        fewest = min(self._seen, key=lambda way: len(self._seen[way]))
+        if len(self._seen[fewest]) < _FIRST_ROUNDS:
+            return replace(tried, way=fewest)
+        step_s = {way: median(seen) for way, seen in self._seen.items()}
+        step_s[_PLAIN] *= _BETTER
+        way = min(step_s, key=lambda way: (step_s[way], way != _PLAIN))
+        changed = way != self._chosen
         self._left = self._rounds = 1 if changed else min(2 * self._rounds, _MOST_ROUNDS)
-        return replace(tried, deferring=deferring, measuring=False)
+        return replace(tried, way=way, measuring=False)
 
 
 def usual_s(steps_s: Sequence[float]) -> float:
@@ -120,8 +129,8 @@ def _off(seen: deque[float], step_s: float) -> int:
 
 def packed(choice: Overlap) -> bytes:
     """Return a choice as `CHOICE_BYTES` bytes, for `unpacked`."""
-    times = (math.nan if s is None else s for s in (choice.deferred_s, choice.at_once_s))
-    return _FORM.pack(choice.deferring, choice.measuring, *times)
+    times = (math.nan if s is None else s for s in choice.steps_s)
+    return _FORM.pack(WAYS.index(choice.way), choice.measuring, *times)
 
 
 def unpacked(data: bytes) -> Overlap:
@@ -135,5 +144,7 @@ def unpacked(data: bytes) -> Overlap:
     """
     if len(data) != CHOICE_BYTES:
         raise ValueError(f"{len(data)} bytes are no choice of {CHOICE_BYTES}")
-    deferring, measuring, *times = _FORM.unpack(data)
-    return Overlap(deferring, measuring, *(None if math.isnan(s) else s for s in times))
+    number, measuring, *times = _FORM.unpack(data)
+    if number >= len(WAYS):
+        raise ValueError(f"there is no way {number} to do steps")
+    return Overlap(WAYS[number], measuring, *(None if math.isnan(s) else s for s in times))

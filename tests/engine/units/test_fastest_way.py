@@ -1,0 +1,126 @@
+"""FastestWay: the way that takes least time is found, kept, and the others looked for again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise, permutations
+from random import Random
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressa.engine.measuring.stats import WAYS, Overlap, Way
+from compressa.engine.units.fastest_way import CHOICE_BYTES, FastestWay, packed, unpacked, usual_s
+
+SECONDS = st.floats(1e-6, 1e3)
+TWO: tuple[Way, ...] = ("deferred", "at once")
+
+
+def rounds(
+    fastest: FastestWay, now: Overlap, steps_s: Mapping[Way, float], count: int
+) -> list[Overlap]:
+    """What is in force after each of some rounds, in a world where steps take so long."""
+    result = []
+    for _ in range(count):
+        now = fastest.next(now, steps_s[now.way])
+        result.append(now)
+    return result
+
+
+@given(SECONDS, st.floats(0.1, 0.97))
+def test_the_faster_of_two_is_kept_and_the_other_tried_ever_more_rarely(
+    slow_s: float, factor: float
+) -> None:
+    for right, wrong in permutations(TWO):
+        steps_s = {right: factor * slow_s, wrong: slow_s}
+        done = rounds(FastestWay(TWO), Overlap("deferred"), steps_s, 1000)
+        assert [each.measuring for each in done[:7]] == [False, *[True] * 5, False]
+        assert [each.way for each in done[:6]] == [*TWO, *TWO, *TWO]
+        settled = done[6:]
+        assert all((each.way == right) is not each.measuring for each in settled)
+        assert sum(each.measuring for each in settled) <= 20
+        assert settled[-1].deferred_s == steps_s["deferred"]
+        assert settled[-1].at_once_s == steps_s["at once"]
+
+
+@given(SECONDS, st.permutations([0.5, 0.8, 1.0]))
+def test_the_fastest_of_three_is_kept_and_the_others_are_tried_in_turn(
+    slow_s: float, factors: list[float]
+) -> None:
+    steps_s = {way: factor * slow_s for way, factor in zip(WAYS, factors, strict=True)}
+    right = min(WAYS, key=lambda way: steps_s[way])
+    done = rounds(FastestWay(WAYS), Overlap("deferred"), steps_s, 1000)
+    assert [each.way for each in done[:9]] == [*WAYS, *WAYS, *WAYS]
+    settled = done[9:]
+    assert all((each.way == right) is not each.measuring for each in settled)
+    tried = [each.way for each in settled if each.measuring]
+    assert 2 <= len(tried) <= 20
+    assert all(a != b for a, b in pairwise(tried))
+    assert settled[-1].steps_s == tuple(steps_s.values())
+
+
+@given(SECONDS, st.floats(0.98, 1.0), st.sampled_from(WAYS))
+def test_what_takes_as_long_is_done_in_the_plain_way(
+    step_s: float, factor: float, first: Way
+) -> None:
+    other_s = max(factor * step_s, math.nextafter(0.98 * step_s, math.inf))
+    steps_s: dict[Way, float] = {"deferred": other_s, "at once": step_s, "together": other_s}
+    done = rounds(FastestWay(WAYS), Overlap(first), steps_s, 20)
+    assert all((each.way == "at once") is not each.measuring for each in done[9:])
+
+
+@given(st.lists(SECONDS, min_size=1), st.floats(4, 1e3))
+def test_a_round_is_as_its_steps_are_without_pauses(steps_s: list[float], pause: float) -> None:
+    assert min(steps_s) <= usual_s(steps_s) * (1 + 1e-12)
+    assert usual_s(steps_s) <= 3 * median(steps_s)
+    even = [1.0] * 4
+    assert usual_s([*even, pause]) == 1
+
+
+@given(SECONDS, st.integers(0, 300), st.floats(1.4, 10.0))
+def test_when_steps_have_taken_another_time_twice_the_other_way_is_tried(
+    fast_s: float, quiet: int, factor: float
+) -> None:
+    fastest, slow_s = FastestWay(WAYS), 2 * fast_s
+    before: dict[Way, float] = {"deferred": fast_s, "at once": slow_s, "together": slow_s}
+    now = rounds(fastest, Overlap("deferred"), before, 10 + quiet)[-1]
+    if now.measuring:
+        now = fastest.next(now, slow_s)
+    assert now.way == "deferred"
+    # The link has become slower, and another way is faster now.
+    slow_s = factor * fast_s
+    after: dict[Way, float] = {"deferred": slow_s, "at once": slow_s, "together": 0.5 * slow_s}
+    done = rounds(fastest, now, after, 16)
+    assert any(each.measuring for each in done[:2])
+    settled = {each.way for each in done[-4:] if not each.measuring}
+    assert settled == {"together"}
+
+
+@pytest.mark.parametrize("deferred_s", [0.8, 1.2])
+@pytest.mark.parametrize(("noise", "most"), [(0.1, 0.15), (0.2, 0.25)])
+def test_on_a_machine_that_others_use_the_faster_way_is_mostly_in_force(
+    deferred_s: float, noise: float, most: float
+) -> None:
+    random = Random(1)
+    wrong = 0
+    for _ in range(50):
+        fastest, now = FastestWay(TWO), Overlap("deferred")
+        for _ in range(200):
+            step_s = deferred_s if now.deferring else 1.0
+            now = fastest.next(now, step_s * math.exp(random.gauss(0, noise)))
+            wrong += now.deferring is not (deferred_s < 1)
+    assert wrong <= most * 50 * 200
+
+
+@given(st.builds(Overlap, st.sampled_from(WAYS), st.booleans(), *[st.none() | SECONDS] * len(WAYS)))
+def test_a_choice_arrives_as_it_was_sent(choice: Overlap) -> None:
+    data = packed(choice)
+    assert len(data) == CHOICE_BYTES
+    assert unpacked(data) == choice
+    with pytest.raises(ValueError, match="choice"):
+        unpacked(data[:-1])
+    with pytest.raises(ValueError, match=f"no way {len(WAYS)}"):
+        unpacked(bytes([len(WAYS)]) + data[1:])
