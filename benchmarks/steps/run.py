@@ -30,7 +30,7 @@ RANK_CORES = 2
 """All ranks of a case together have so many, whatever the machine has."""
 
 _LEAST_STEPS, _MOST_STEPS = 4, 20  # of a turn: ranks find their order in the first
-_CHOSEN_STEP = 72  # by then a way of overlapping was chosen
+_CHOSEN_STEP = {"hook": 68, "overlapped": 96}  # by then a way was chosen
 _LEAST_WARM, _WARM_TURNS = 2, 2.5  # steps, and turns: a method finds its way before it is timed
 
 
@@ -174,11 +174,12 @@ class StepsBench:
 def _warm_step_s(ranks: Ranks, method: Method, budget_s: float) -> float:
     """Train until a method is as it will be; return what a step takes then.
 
-    Ways of overlapping are chosen in a stretch: a step after a pause has nothing to wait for, and
+    Ways to do steps are chosen in a stretch: a step after a pause has nothing to wait for, and
     many of these would have them chosen anew.
     """
-    if method.client == "overlapped":
-        step_s: float = ranks.ask("train", method=method, steps=_CHOSEN_STEP)["step_s"]
+    if method.client in _CHOSEN_STEP and method.compressor != "none":
+        steps = _CHOSEN_STEP[method.client]
+        step_s: float = ranks.ask("train", method=method, steps=steps)["step_s"]
         return step_s
     steps_s: list[float] = []
     end_s = time.monotonic() + _WARM_TURNS * budget_s

@@ -181,7 +181,6 @@ class Reactor:
             timeout_s: Longest wait, if nothing is due; 0.25 s at most without a busy `Waiter`, to
                 notice when the process did not run.
         """
-        self._look(0.0)
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
         if self._waiter is not None and self._waiter.busy:
