@@ -181,9 +181,9 @@ class Exchange(Section):
         description="Least dense bytes of gradient that are compressed and sent together. Not "
         "given: 4 MiB, or up to 32 MiB where that was measured to be faster, and 25 MiB where GPUs "
         "exchange among themselves; or, where schedule.policy is not fifo, 1/16 of what has not "
-        "come yet of the parameters that are compressed alike, but no more than half of what has; at least "
-        "1/64 of all of them, 1 MiB (or 1/8 of all), and 64 KiB after compression, but no more "
-        "than 3/4 of what has not.",
+        "come yet of the parameters that are compressed alike, but no more than half of what has; "
+        "at least 1/64 of all of them, 1 MiB (or 1/8 of all), and 64 KiB after compression, but no "
+        "more than 3/4 of what has not.",
     )
     unit_payload_bytes: UnitBytes = Field(
         default=128 << 10,
