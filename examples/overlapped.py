@@ -23,8 +23,8 @@ def main() -> None:
     )
     compressa.broadcast(net)  # rank 0's parameters for all
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    # In place of DistributedDataParallel and the hook. Left out, overlap is decided by trying both
-    # ways; True always defers updates to the next forward pass.
+    # In place of DistributedDataParallel and the hook. Left out, overlap is decided by measuring
+    # it; True always defers updates to the next forward pass.
     model = compressa.OverlappedDataParallel(net, optimizer, {"compressor": "int8"}, overlap=True)
 
     data = torch.Generator().manual_seed(dist.get_rank())

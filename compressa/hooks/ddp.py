@@ -61,8 +61,8 @@ class DDPHook:
         self._loss_scale = self._scale()
         self._first: FirstBucket | None = None
         self._early: EarlyGradients | None = None
-        config = handle.config
-        if not (config.schedule.overtaking or config.exchange.unit_bytes):
+        given = handle.config.exchange.unit_bytes or handle.config.schedule.overtaking
+        if not (given or self._engine.launched):
             self._engine.planning.choose("at once", "together", joins=False)
         if model.gradient_as_bucket_view and not self._engine.launched:
             self._early = EarlyGradients(parameters, self._send, lambda: self._engine.awaited())
