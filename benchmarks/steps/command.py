@@ -50,7 +50,7 @@ def steps(
     measured bandwidth of memory. At the end replicas must be equal to the bit, and losses finite.
     epfml/powersgd is measured too where it can be imported; no package registry has it.
 
-    Takes some ten minutes. Needs network namespaces: Linux, and root or user namespaces.
+    Takes some half an hour. Needs network namespaces: Linux, and root or user namespaces.
     """
     networks = [Network.parse(text) for text in network or ()]
     settings = Settings(
