@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import select
 import selectors
 import socket
@@ -37,7 +36,7 @@ class Waiter(Protocol):
     core_free: bool
     busy: bool
 
-    def wait(self, descriptor: int, timeout_s: float, seen_s: float) -> float:
+    def wait(self, descriptor: int, timeout_s: float, seen_s: float | None) -> float:
         """Wait until something of its own was done, the descriptor is ready, or so long.
 
         A time in which this process does not run counts for nothing.
@@ -45,7 +44,7 @@ class Waiter(Protocol):
         Args:
             descriptor: A file descriptor, waited for until it can be read from.
             timeout_s: Longest wait, in seconds.
-            seen_s: When this thread last looked at `time.monotonic`.
+            seen_s: When this thread last looked at `time.monotonic`; None if it never has.
 
         Returns:
             When it did so last now.
@@ -71,7 +70,7 @@ class Reactor:
         self._core_free = True
         self._waiter: Waiter | None = None
         self._away_s = 0.0
-        self._seen_s = math.inf  # when the running thread last looked at the clock
+        self._seen_s: float | None = None  # when the running thread last looked at the clock
         self._soon = True  # whether what was due last came soon
         self._runner: int | None = None
         self._woken = False
@@ -198,9 +197,8 @@ class Reactor:
 
     def _look(self, asked_s: float) -> None:
         """Look at the clock: what passed since the last time, but for a wait, this did not run."""
-        now_s = time.monotonic()
-        late_s = now_s - self._seen_s - asked_s
-        self._seen_s = now_s
+        seen_s, self._seen_s = self._seen_s, time.monotonic()
+        late_s = 0.0 if seen_s is None else self._seen_s - seen_s - asked_s
         if late_s > _BRIEF_S:
             self._away_s += late_s
 

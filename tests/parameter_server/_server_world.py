@@ -89,7 +89,7 @@ class LoopbackSession:
                 session.driver.fail(error)
 
     def expire(self) -> None:
-        error = self.driver.expired()
+        error = self.driver.expired(self.now_s())
         if error is not None:
             self.fail(error)
 
