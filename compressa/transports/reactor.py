@@ -140,8 +140,8 @@ class Reactor:
     def away_s(self) -> float:
         """Return for how long this process did not run, since that was asked last; in seconds.
 
-        Stopped by a signal, or with the machine. Every second counts from the first turn to now,
-        wherever the thread was, but a wait for a core or for the interpreter's lock of a second.
+        Stopped by a signal, or with the machine; wherever the thread was, since its first turn. Up
+        to a second at a time does not count: so long it may have to wait for a core.
         """
         self._look(0.0)
         away_s, self._away_s = self._away_s, 0.0

@@ -122,7 +122,7 @@ def differ(*, rank: int, **options: Any) -> None:
 
 
 def lose_a_rank(*, config: Any, lost: int) -> dict[str, Any]:
-    """A rank ends in the middle of its backward; the others find out where they wait."""
+    """A rank ends before its backward; the others, who have done theirs, find out as they wait."""
     rank = dist.get_rank()
     net = build("mlp", rank)
     optimizer = optimizer_of("sgd", net)

@@ -157,14 +157,17 @@ class Planning:
 
     def _begin_ways(self) -> None:
         """Begin to look for the fastest way, in a world of several, if there are several."""
-        most, usual = (grouped(self._phase, Joining(self._joins, large)) for large in (True, False))
-        more = most != usual and not self._phase.ordered()
-        ways = [way for way in self._ways if way != "together" or more]
+        ways = [way for way in self._ways if way != "together" or self._joins_more()]
         self.overlap = Overlap(self.overlap.way if self.overlap.way in ways else "at once")
         self._fastest = FastestWay(ways) if self._control is not None and len(ways) > 1 else None
         overtakes = self._control is not None and self._schedule.overtaking
         self.replans = overtakes or self._fastest is not None
         self._join()
+
+    def _joins_more(self) -> bool:
+        """Whether fewer units are left where all go together, and nothing forbids that."""
+        most, usual = (grouped(self._phase, Joining(self._joins, large)) for large in (True, False))
+        return most != usual and not self._phase.ordered()
 
     def _join(self) -> None:
         """Have units go together, where none are to overtake them."""
