@@ -14,6 +14,7 @@ from _between_hosts import MARKS
 
 from compressa.errors import BackendUnavailable, ConfigError, TransportError
 from compressa.testbed import (
+    LinkSpec,
     Testbed,
     Watch,
     burstiness,
@@ -106,6 +107,29 @@ def test_self_check_finds_one_unshaped_end(host: int | None, device: str, accuse
         subprocess.run([*words, "tc", "qdisc", "del", "dev", device, "root"], check=True)
         with pytest.raises(TransportError, match=accused):
             check_links(broken)
+
+
+@pytest.mark.parametrize("link", ["500kbit", "1gbit"])
+def test_a_short_message_may_find_a_full_bucket(link: str) -> None:
+    with open_testbed(hosts=2, link=link, kind="netns", self_check=False) as bed:
+        found = check_links(bed)
+    shaped = LinkSpec.parse(link)
+    for short in (m for m in found if m.n_bytes == 64_000):
+        behind_s = shaped.seconds_for(64_000 * 1514 / 1448 - shaped.burst_bytes)
+        assert short.least_share * shaped.seconds_for(64_000) <= behind_s + 1e-9
+        assert behind_s <= short.taken_s
+    assert all(m.least_share == 0.85 for m in found if m.n_bytes > 64_000)
+
+
+@pytest.mark.parametrize(("link", "depth_bytes"), [("500kbit", 24_576), ("1gbit", 61_440)])
+def test_self_check_finds_a_bucket_that_is_too_deep(
+    link: str, depth_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as deeper:
+        deeper.setattr(LinkSpec, "burst_bytes", depth_bytes)
+        broken = open_testbed(hosts=2, link=link, kind="netns", self_check=False)
+    with broken, pytest.raises(TransportError, match="64000 bytes in"):
+        check_links(broken)
 
 
 def test_counters_grow_by_what_was_sent(bed: Testbed) -> None:
