@@ -4,9 +4,13 @@ To defer updates hides exchanges behind computing, and costs the training thread
 parameter. To have all gradients go together costs few messages, and leaves the wire idle until the
 last of them has come. Which is more depends on the link, the cores and the model. So some steps are
 done in each way, in turn, and those that follow in the one that takes least time; no bit depends on
-it. The others are tried again ever more rarely. Of each way the median of several rounds counts, as
-single ones differ by more than the ways do where a machine is shared. When steps have come to take
-another time, as they do when the link changes, all that is forgotten, and all are tried at once.
+it. The others are tried again ever more rarely.
+
+A shared machine's own speed drifts by more than the ways differ. So rounds are compared only with
+those beside them: in a cycle, which has one round of each way, a way takes a share of the cycle's
+mean, and of the shares of several cycles the median counts. When steps have come to take another
+time, as they do when the link changes, a cycle is done at once, and if another way is the fastest
+in it, what was known is forgotten.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 from typing import Final
@@ -43,12 +47,14 @@ class FastestWay:
 
     def __init__(self, ways: Sequence[Way]) -> None:
         self._begun = False
-        self._rounds = 1  # from one trial to the next, if nothing changes
+        self._rounds = 1  # from one cycle to the next, if nothing changes
         self._left = 0
         self._off = 0  # 1 or -1 if the last round took longer or shorter than usual
+        self._doubted = False  # steps take another time, so the fastest way may be another, too
         self._chosen: Way = _PLAIN
         self._seen = {way: deque[float](maxlen=_KEPT) for way in ways}
-        self._tried = -1  # how many others, since there is a choice
+        self._cycle: dict[Way, float] = {}  # the last round of each way that had one in it
+        self._shares = {way: deque[float](maxlen=_KEPT) for way in ways}
 
     def next(self, now: Overlap, step_s: float) -> Overlap:
         """Return what is to be in force from now on.
@@ -62,43 +68,57 @@ class FastestWay:
             return now
         if now.measuring:
             self._seen[now.way].append(step_s)
-            return self._decided(self._known(now))
-        self._note(now.way, step_s)
-        self._left -= 1
+        else:
+            self._note(now.way, step_s)
+            self._left -= 1
+        self._cycle[now.way] = step_s
         now = self._known(now)
-        if self._left > 0:
+        if not now.measuring and self._left > 0:
             return now
-        self._chosen = now.way
-        others = [way for way in self._seen if way != now.way]
-        self._tried += 1
-        return replace(now, way=others[self._tried % len(others)], measuring=True)
+        if len(self._cycle) == len(self._seen):
+            self._compare()
+            if len(self._shares[_PLAIN]) >= _FIRST_ROUNDS:
+                return self._decided(now)
+        way = next(way for way in self._seen if way not in self._cycle)
+        return replace(now, way=way, measuring=True)
 
     def _note(self, way: Way, step_s: float) -> None:
-        """Learn what a round took; forget all others if it is the second that says another time."""
+        """Learn what a round took; begin a cycle if it is the second that says another time."""
         before, self._off = self._off, _off(self._seen[way], step_s)
         if self._off and before != self._off:
             return
         if self._off:
             for seen in self._seen.values():
                 seen.clear()
-            self._off, self._left, self._rounds = 0, 0, 1
+            self._off, self._left, self._doubted = 0, 0, True
         self._seen[way].append(step_s)
 
     def _known(self, now: Overlap) -> Overlap:
         times = (median(self._seen[way]) if self._seen.get(way) else None for way in WAYS)
         return Overlap(now.way, now.measuring, *times)
 
+    def _compare(self) -> None:
+        """Learn what share of a cycle's mean each way took; forget others if they were in doubt."""
+        if self._doubted and _fastest(self._cycle) != self._chosen:
+            for shares in self._shares.values():
+                shares.clear()
+        self._doubted = False
+        mean_s = fmean(self._cycle.values())
+        for way, step_s in self._cycle.items():
+            self._shares[way].append(step_s / mean_s)
+        self._cycle.clear()
+
     def _decided(self, tried: Overlap) -> Overlap:
-        """Choose, if enough rounds of all ways are known; else try the next one."""
-        fewest = min(self._seen, key=lambda way: len(self._seen[way]))
-        if len(self._seen[fewest]) < _FIRST_ROUNDS:
-            return replace(tried, way=fewest)
-        step_s = {way: median(seen) for way, seen in self._seen.items()}
-        step_s[_PLAIN] *= _BETTER
-        way = min(step_s, key=lambda way: (step_s[way], way != _PLAIN))
-        changed = way != self._chosen
-        self._left = self._rounds = 1 if changed else min(2 * self._rounds, _MOST_ROUNDS)
+        way = _fastest({way: median(shares) for way, shares in self._shares.items()})
+        fresh = way != self._chosen or len(self._shares[way]) == _FIRST_ROUNDS
+        self._left = self._rounds = 1 if fresh else min(2 * self._rounds, _MOST_ROUNDS)
+        self._chosen = way
         return replace(tried, way=way, measuring=False)
+
+
+def _fastest(times: Mapping[Way, float]) -> Way:
+    due = {**times, _PLAIN: _BETTER * times[_PLAIN]}
+    return min(due, key=lambda way: (due[way], way != _PLAIN))
 
 
 def usual_s(steps_s: Sequence[float]) -> float:
