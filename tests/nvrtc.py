@@ -46,6 +46,8 @@ def library() -> ctypes.CDLL | None:
 def compiled(text: str, architecture: str, options: tuple[str, ...]) -> Compiled:
     """Compile a source for an architecture such as "sm_90", once.
 
+    For a virtual one, such as "compute_90", there is no machine code, and PTX in less time.
+
     Raises:
         SyntaxError: It does not compile; the message says why.
     """
@@ -86,7 +88,8 @@ def _compiled(text: str, architecture: str, options: tuple[str, ...]) -> Compile
         if failed:
             raise SyntaxError(said)
         ptx = _read(program, "PTX").decode(errors="replace")
-        return Compiled(_read(program, "CUBIN"), ptx, said)
+        virtual = architecture.startswith("compute_")
+        return Compiled(b"" if virtual else _read(program, "CUBIN"), ptx, said)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -188,7 +188,11 @@ def _least_share(link: LinkSpec, n_bytes: int) -> float:
 
     That much it takes on a machine that adds nothing of its own.
     """
-    return min(LEAST_SHARE, _ON_WIRE - link.of_connection.burst_bytes / n_bytes)
+    bucket = link.of_connection
+    at_once_bytes = bucket.burst_bytes
+    if link.connection_bits_per_s is not None:  # htb lets the packet pass that empties the bucket
+        at_once_bytes += bucket.gso_max_bytes
+    return min(LEAST_SHARE, _ON_WIRE - at_once_bytes / n_bytes)
 
 
 def _fan(bed: Testbed, probes: Probes, host_index: int, *, outward: bool) -> list[Measurement]:
