@@ -54,7 +54,7 @@ FAULTY = """
 from functools import partial
 import fuzz
 from faulty_codecs import Lists, NeverEnds, TrustsItsCount, WritesWhereItIsTold
-fuzz._BATCH_S = 3.0
+fuzz._BATCH, fuzz._BATCH_S = 100, 15.0  # beside others that compute, 1000 may take three seconds
 codecs = (Lists(), WritesWhereItIsTold(), NeverEnds(), TrustsItsCount())
 works = {type(c).__name__: partial(fuzz.fuzz_one, c, 5, 2000, 60.0) for c in codecs}
 for name, well, text in fuzz.in_children(works, 4):
