@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from compressa.errors import TransportError
 from compressa.testbed._probing import Probes
 from compressa.testbed.base import Testbed
-from compressa.testbed.link import LinkSpec
 
 LEAST_SHARE, GREATEST_SHARE = 0.85, 1.2
 _SMALL_BYTES, _MIDDLE_BYTES, _LARGE_BYTES = 64_000, 170_000, 8_000_000
@@ -176,22 +175,24 @@ def _ring(
         runs.append(probes.transfer(flows, n_bytes))
     medians = _medians(runs)
     shares = [(taken_s - bed.link.delay_s) / (nominal_s or float("inf")) for taken_s in medians]
-    least_share = _least_share(bed.link, n_bytes)
+    least_share = _least_share(bed, n_bytes)
     return [
         Measurement(f"host {a} to host {b}", n_bytes, taken_s, share, least_share)
         for (a, b), taken_s, share in zip(flows, medians, shares, strict=True)
     ]
 
 
-def _least_share(link: LinkSpec, n_bytes: int) -> float:
+def _least_share(bed: Testbed, n_bytes: int) -> float:
     """0.85, or what a full bucket leaves to the rate if that is less: 0.725 of 64 kB at 1 Gbit/s.
 
     That much it takes on a machine that adds nothing of its own.
     """
-    bucket = link.of_connection
+    if bed.kind == "loopback":  # whose senders are paced, without a bucket
+        return LEAST_SHARE
+    bucket = bed.link.of_connection
     at_once_bytes = bucket.burst_bytes
-    if link.connection_bits_per_s is not None:  # htb lets the packet pass that empties the bucket
-        at_once_bytes += bucket.gso_max_bytes
+    if bed.link.connection_bits_per_s is not None:
+        at_once_bytes += bucket.gso_max_bytes  # htb lets the packet pass that empties the bucket
     return min(LEAST_SHARE, _ON_WIRE - at_once_bytes / n_bytes)
 
 
