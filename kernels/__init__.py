@@ -34,6 +34,7 @@ from .elias_fano import elias_fano_bytes, pack_increasing, unpack_increasing
 from .feedback import absorb_residual, all_finite
 from .fp8 import dequantize_fp8, quantize_fp8, sum_fp8
 from .hadamard import Codebook, rotate_back, rotate_quantize, sum_codes
+from .index_formats import index_bytes, pack_indices, smallest_format, unpack_indices
 from .integers import round_to_integers, scale_integers
 from .lowrank import (
     judge_rows,
@@ -52,6 +53,15 @@ from .multi_tensor import (
     multi_tensor_dequantize,
     multi_tensor_quantize,
     multi_tensor_sum,
+)
+from .multi_tensor_sparse import (
+    SparsePart,
+    SparseParts,
+    SparseVector,
+    SparseVectors,
+    check_sparse,
+    multi_tensor_scatter,
+    multi_tensor_top_k,
 )
 from .natural import natural_dequantize, natural_quantize, sum_natural
 from .natural_dithering import Dithering, dither, undither
@@ -80,6 +90,10 @@ __all__ = [
     "Owned",
     "Packed",
     "SignForm",
+    "SparsePart",
+    "SparseParts",
+    "SparseVector",
+    "SparseVectors",
     "absorb_chunks",
     "absorb_residual",
     "add_chunks",
@@ -92,6 +106,7 @@ __all__ = [
     "block_count",
     "check_increasing",
     "check_indices",
+    "check_sparse",
     "checksum",
     "dequantize_blockwise",
     "dequantize_fp8",
@@ -99,6 +114,7 @@ __all__ = [
     "dither",
     "elias_fano_bytes",
     "group_sign_bytes",
+    "index_bytes",
     "index_width",
     "judge_rows",
     "keep_coefficients",
@@ -108,7 +124,9 @@ __all__ = [
     "most_selected",
     "multi_tensor_dequantize",
     "multi_tensor_quantize",
+    "multi_tensor_scatter",
     "multi_tensor_sum",
+    "multi_tensor_top_k",
     "multiply_by_strata",
     "narrow",
     "natural_dequantize",
@@ -117,6 +135,7 @@ __all__ = [
     "pack_bitmap",
     "pack_bits",
     "pack_increasing",
+    "pack_indices",
     "packed_bytes",
     "quantize_blockwise",
     "quantize_fp8",
@@ -139,6 +158,7 @@ __all__ = [
     "sign_bytes",
     "sign_dequantize",
     "sign_quantize",
+    "smallest_format",
     "split_low_rank",
     "starts_with",
     "stratified_indices",
@@ -156,6 +176,7 @@ __all__ = [
     "unpack_bitmap",
     "unpack_bits",
     "unpack_increasing",
+    "unpack_indices",
     "widen",
     "write_prefix",
 ]

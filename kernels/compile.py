@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
@@ -22,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 from compressa.kernels import (
     adacomp,
-    bitpack,
     blockwise,
     blockwise_mean,
     casts,
@@ -30,13 +30,14 @@ from compressa.kernels import (
     chunks,
     dct,
     dgc,
-    elias_fano,
     feedback,
     fp8,
     hadamard,
+    index_formats,
     integers,
     lowrank,
     multi_tensor,
+    multi_tensor_sparse,
     natural,
     natural_dithering,
     onebit,
@@ -86,10 +87,10 @@ def compile_blockwise(kinds: Kinds) -> None:
     for form in _FORMS:
         codes, scales, offsets = _payload(form)
         given: dict[str, Any] = {"form": form, "offsets": offsets}
-        for x in kinds(_ZEROS):
-            for kept, drawn in ((None, None), (residual, None), (None, _NOISE)):
-                how: dict[str, Any] = {"noise": drawn, "residual": kept}
-                blockwise.quantize_blockwise(x, codes, scales, **given, **how)
+        ways = (None, None), (residual, None), (None, _NOISE)
+        for x, (kept, drawn) in product(kinds(_ZEROS), ways):
+            how: dict[str, Any] = {"noise": drawn, "residual": kept}
+            blockwise.quantize_blockwise(x, codes, scales, **given, **how)
         blockwise.dequantize_blockwise(codes, scales, out, **given)
         given["offsets"] = None if offsets is None else [offsets]
         for total in kinds(out):
@@ -170,10 +171,9 @@ def compile_floats(kinds: Kinds) -> None:
     residual, out = np.zeros((2, _ELEMS), np.float32)
     codes, scales = np.zeros(_ELEMS, np.uint8), np.zeros(-(-_ELEMS // 64), np.float32)
     signs, form = np.zeros((_ELEMS + 7) // 8, np.uint8), fp8.FORMATS["e4m3"]
-    for x in kinds(_ZEROS):
-        for kept in (None, residual):
-            fp8.quantize_fp8(x, codes, scales, form=form, block=64, residual=kept)
-            natural.natural_quantize(x, codes, signs, noise=_NOISE, residual=kept)
+    for x, kept in product(kinds(_ZEROS), (None, residual)):
+        fp8.quantize_fp8(x, codes, scales, form=form, block=64, residual=kept)
+        natural.natural_quantize(x, codes, signs, noise=_NOISE, residual=kept)
     fp8.dequantize_fp8(codes, scales, out, form=form, block=64)
     natural.natural_dequantize(codes, signs, out)
     for total in kinds(out):
@@ -186,9 +186,8 @@ def compile_dithering(kinds: Kinds) -> None:
     residual, out = np.zeros((2, _ELEMS), np.float32)
     form = natural_dithering.Dithering(levels=7, block=512)
     codes, norms = np.zeros(form.code_bytes(_ELEMS), np.uint8), np.zeros(2, np.float32)
-    for x in kinds(_ZEROS):
-        for kept in (None, residual):
-            natural_dithering.dither(x, codes, norms, form=form, noise=_NOISE, residual=kept)
+    for x, kept in product(kinds(_ZEROS), (None, residual)):
+        natural_dithering.dither(x, codes, norms, form=form, noise=_NOISE, residual=kept)
     natural_dithering.undither(codes, norms, out, form=form)
 
 
@@ -197,9 +196,8 @@ def compile_onebit(kinds: Kinds) -> None:
     residual, out = np.zeros((2, _ELEMS), np.float32)
     bits = np.zeros(onebit.sign_bytes(_ELEMS, 64), np.uint8)
     scales = np.zeros(-(-_ELEMS // 64), np.float32)
-    for x in kinds(_ZEROS):
-        for kept in (None, residual):
-            onebit.sign_quantize(x, bits, scales, block=64, residual=kept)
+    for x, kept in product(kinds(_ZEROS), (None, residual)):
+        onebit.sign_quantize(x, bits, scales, block=64, residual=kept)
     for add in (False, True):
         onebit.sign_dequantize(bits, scales, out, block=64, add=add)
     for total in kinds(out):
@@ -211,9 +209,8 @@ def compile_onebit_sgd(kinds: Kinds) -> None:
     residual, out = np.zeros((2, _ELEMS), np.float32)
     bits = np.zeros(onebit_sgd.group_sign_bytes(_ELEMS, 64), np.uint8)
     means = np.zeros(2 * -(-_ELEMS // 64), np.float32)
-    for x in kinds(_ZEROS):
-        for kept in (None, residual):
-            onebit_sgd.two_means_quantize(x, bits, means, group=64, residual=kept)
+    for x, kept in product(kinds(_ZEROS), (None, residual)):
+        onebit_sgd.two_means_quantize(x, bits, means, group=64, residual=kept)
     onebit_sgd.two_means_dequantize(bits, means, out, group=64)
 
 
@@ -252,23 +249,31 @@ def compile_selections(kinds: Kinds) -> None:
 def compile_sparse(_: Kinds) -> None:
     """Scatter, index packing and random indices."""
     residual, values = np.zeros(_ELEMS, np.float32), np.ones(_KEPT, np.float32)
-    indices, words = np.zeros(_KEPT, np.uint32), np.zeros(_KEPT, np.uint32)
+    indices, words = np.zeros((2, _KEPT), np.uint32)
     philox.random_words(words, seed=0, stream=0, step=0, parameter=0)
     strata.stratified_indices(indices, _ELEMS, words)
     strata.stratified_indices(np.zeros(_KEPT, np.int64), _ELEMS, words)
     strata.multiply_by_strata(values, _ELEMS)
     topk.scatter_add(indices, values, residual)
     topk.return_unsent(residual, indices, values, values)
-    width = bitpack.index_width(_ELEMS)
-    packed = np.zeros(bitpack.packed_bytes(_KEPT, width), np.uint8)
-    bitpack.pack_bits(indices, width, packed)
-    bitpack.unpack_bits(packed, width, words)
-    bitmap = np.zeros((_ELEMS + 7) // 8, np.uint8)
-    bitpack.pack_bitmap(indices, _ELEMS, bitmap)
-    bitpack.unpack_bitmap(bitmap, _ELEMS, words)
-    packed = np.zeros(elias_fano.elias_fano_bytes(_KEPT, _ELEMS), np.uint8)
-    elias_fano.pack_increasing(indices, _ELEMS, packed)
-    elias_fano.unpack_increasing(packed, _ELEMS, words)
+    for form in index_formats.INDEX_FORMATS:
+        packed = np.zeros(index_formats.index_bytes(form, _KEPT, _ELEMS), np.uint8)
+        index_formats.pack_indices(indices, _ELEMS, form, packed)
+        index_formats.unpack_indices(packed, _ELEMS, form, words)
+
+
+def compile_multi_tensor_sparse(kinds: Kinds) -> None:
+    """Many sparse vectors by one call, with and without residual."""
+    form, dtype = "bits", np.float32
+    size = 4 * _KEPT + index_formats.index_bytes(form, _KEPT, _ELEMS)
+    payload, residual = np.zeros(size, np.uint8), np.zeros(_ELEMS, dtype)
+    for x, kept in product(kinds(_ZEROS), (None, residual)):
+        vector = multi_tensor_sparse.SparseVector(x, _KEPT, form, payload, kept)
+        batch = multi_tensor_sparse.SparseVectors([vector], value_dtype=dtype)
+        multi_tensor_sparse.multi_tensor_top_k(batch)
+    part = multi_tensor_sparse.SparsePart(_ELEMS, _KEPT, form, 0, residual)
+    parts = multi_tensor_sparse.SparseParts([part], value_dtype=dtype, payload_bytes=size)
+    multi_tensor_sparse.multi_tensor_scatter(parts, [payload])
 
 
 def compile_low_rank(_: Kinds) -> None:
@@ -347,6 +352,7 @@ WORKS = (
     compile_multi_tensor,
     compile_means,
     compile_sparse,
+    compile_multi_tensor_sparse,
     compile_low_rank,
     compile_feedback,
     compile_integers,

@@ -33,7 +33,7 @@ from .bitpack import (
 from .scratch import scratch
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Low bits of each index, bytes of all of them, bits of the bitmap, and bytes of everything."""
 
     low_bits: int
@@ -43,12 +43,13 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)  # a few layers' sizes, and the numbers that a threshold finds
-def _layout(k: int, n: int) -> _Layout:
+def layout_of(k: int, n: int) -> Layout:
+    """Return how k increasing indices below n are laid out."""
     if not k:
-        return _Layout(0, 0, 0, 0)
+        return Layout(0, 0, 0, 0)
     low_bits = max((n // k).bit_length() - 1, 0)
     low_bytes, high_bits = packed_bytes(k, low_bits), (n - 1 >> low_bits) + k
-    return _Layout(low_bits, low_bytes, high_bits, low_bytes + packed_bytes(high_bits, 1))
+    return Layout(low_bits, low_bytes, high_bits, low_bytes + packed_bytes(high_bits, 1))
 
 
 def elias_fano_bytes(k: int, n: int) -> int:
@@ -58,7 +59,7 @@ def elias_fano_bytes(k: int, n: int) -> int:
         k: How many there are.
         n: Elements of the vector that is indexed; the indices are below it.
     """
-    return _layout(k, n).size_bytes
+    return layout_of(k, n).size_bytes
 
 
 def pack_increasing(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
@@ -160,13 +161,13 @@ def join(positions: U32, lows: U32, low_bits: int) -> None:
         positions[:] = (positions << np.uint32(low_bits)) | lows
 
 
-def _checked(name: str, indices: U32, n: int, packed_name: str, packed: U8) -> _Layout:
+def _checked(name: str, indices: U32, n: int, packed_name: str, packed: U8) -> Layout:
     """Where the parts of the packed bytes are."""
     check_array(name, indices, np.uint32, writable=name == "out")
     k = indices.size
     if not k <= n <= 2**32 - k:
         raise ValueError(f"n must lie between k = {k} and 2**32 - k, not {n}")
-    layout = _layout(k, n)
+    layout = layout_of(k, n)
     size_bytes = (layout.size_bytes,)
     check_array(packed_name, packed, np.uint8, size_bytes, writable=packed_name == "out")
     return layout

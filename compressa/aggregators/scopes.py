@@ -16,7 +16,7 @@ from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.multi_tensor import MultiTensor
 from compressa.aggregators.scope_coding import decode, decode_sum, encode, residuals_of
 from compressa.codecs.base import Bounded, Codec, Draw
-from compressa.codecs.fused import Averager, Decoder
+from compressa.codecs.fused import Averager, Checker, Decoder
 from compressa.codecs.payload import (
     HEADER_BYTES,
     LENGTH_BYTES,
@@ -99,6 +99,10 @@ class ScopePayload:
         if self.scopes and self.takes_multi_tensor:
             given = codec, self.scopes, self.starts, end, world.state, feedback
             self._multi_tensor = MultiTensor(*given)
+        self._checker: Checker | None = None
+        if self._multi_tensor and codec.fused.checker and world.device.type == "cpu":
+            where = [(s.segment.elems, start) for s, start in zip(scopes, self.starts, strict=True)]
+            self._checker = codec.fused.checker(where, end)
         few = len(self.scopes) <= _QUICK_SCOPES and self.elems * world.size <= _QUICK_ELEMS
         self.quick = few and self._multi_tensor is not None and world.device.type == "cpu"
         self._made: tuple[StepContext, Header] | None = None
@@ -219,6 +223,9 @@ class ScopePayload:
         check_header(payload, self._header(context, self.body_bytes), sender, self.exact)
         if self._lengths_tell_all or (self._multi_tensor and cuda.answers_come_later()):
             return  # or decoding checks the rest
+        if self._checker:
+            self._checker(payload)
+            return
         for scope, part in self.parts(payload):
             self.codec.check(part, scope.segment.elems)
 

@@ -27,12 +27,13 @@ from compressa.kernels.multi_tensor import (
     multi_tensor_quantize,
     multi_tensor_sum,
 )
+from compressa.kernels.multi_tensor_sparse import SparseParts, SparseVectors
 from compressa.kernels.philox import Noise
 
-B = TypeVar("B", BlockwiseVectors, BlockwiseParts, BlockwiseMeans)
+B = TypeVar("B", BlockwiseVectors, BlockwiseParts, BlockwiseMeans, SparseVectors, SparseParts)
 
 
-class _Listed(Movable, Generic[B]):
+class Listed(Movable, Generic[B]):
     """Takes a list of vectors, which knows where they lie.
 
     Args:
@@ -47,7 +48,7 @@ class _Listed(Movable, Generic[B]):
         self._batch.move(addresses)
 
 
-class BlockwiseEncoder(_Listed[BlockwiseVectors], Encoder):
+class BlockwiseEncoder(Listed[BlockwiseVectors], Encoder):
     """Quantises a list of vectors.
 
     Args:
@@ -67,7 +68,7 @@ class BlockwiseEncoder(_Listed[BlockwiseVectors], Encoder):
         multi_tensor_quantize(self._batch, noise=noise, loss_scale=loss_scale)
 
 
-class BlockwiseDecoder(_Listed[BlockwiseParts], Decoder):
+class BlockwiseDecoder(Listed[BlockwiseParts], Decoder):
     """Unpacks payloads to a list of vectors, and adds them up.
 
     Args:
@@ -87,7 +88,7 @@ class BlockwiseDecoder(_Listed[BlockwiseParts], Decoder):
         multi_tensor_sum(self._batch, list(map(as_array, payloads)), weight=weight)
 
 
-class BlockwiseAverager(_Listed[BlockwiseMeans], Averager):
+class BlockwiseAverager(Listed[BlockwiseMeans], Averager):
     """Averages a list of vectors.
 
     Args:

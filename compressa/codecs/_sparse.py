@@ -6,18 +6,14 @@ begins with that number:
     count     u32, k; only in payloads of bounded size
 
     values    k little-endian numbers of `value_dtype`, in the order of their indices
-    indices   k increasing numbers below n, in one of three formats, each of a size that follows
-              from n and k (`compressa.kernels.bitpack`, `compressa.kernels.elias_fano`):
-      bits        ceil(log2 n) bits each, one little-endian bit stream
-      bitmap      n bits: bit e % 8 of byte e // 8
-      elias_fano  about 2 + log2(n / k) bits each
+    indices   k increasing numbers below n, in one of the three formats of
+              `compressa.kernels.index_formats`, each of a size that follows from n and k
 
 `auto` is the smallest of the three; of equal ones, the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -30,7 +26,13 @@ from compressa.bias import EVERY
 from compressa.codecs._cast import range_of, rounding_of
 from compressa.codecs.base import Range
 from compressa.errors import ConfigError, PayloadError
-from compressa.kernels import bitpack, casts, cuda, device_of, elias_fano, topk
+from compressa.kernels import bitpack, casts, cuda, device_of, topk
+from compressa.kernels.index_formats import (
+    index_bytes,
+    pack_indices,
+    smallest_format,
+    unpack_indices,
+)
 from compressa.kernels.scratch import scratch
 
 ValueDtype = Literal["float32", "float16", "bfloat16"]
@@ -51,28 +53,6 @@ _KERNEL_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
 }
-
-
-def _bits_bytes(k: int, n: int) -> int:
-    return bitpack.packed_bytes(k, bitpack.index_width(n))
-
-
-def _bitmap_bytes(k: int, n: int) -> int:
-    return bitpack.packed_bytes(n, 1)
-
-
-_INDEX_BYTES: dict[str, Callable[[int, int], int]] = {
-    "bits": _bits_bytes,
-    "bitmap": _bitmap_bytes,
-    "elias_fano": elias_fano.elias_fano_bytes,
-}
-
-
-@lru_cache(maxsize=1 << 12)  # a few layers' sizes, and the numbers that a threshold finds
-def _index_format(wanted: str, k: int, n: int) -> str:
-    if wanted != "auto":
-        return wanted
-    return min(_INDEX_BYTES, key=lambda name: _INDEX_BYTES[name](k, n))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -138,11 +118,11 @@ class SparseForm:
             k: How many indices; at most n.
             n: They are below it.
         """
-        return _index_format(self.indices, k, n)
+        return smallest_format(k, n) if self.indices == "auto" else self.indices
 
     def bytes(self, k: int, n: int) -> int:
         """Return how many bytes k values and their indices below n take; see `index_format`."""
-        return self._value_bytes(k) + _INDEX_BYTES[self.index_format(k, n)](k, n)
+        return self._value_bytes(k) + index_bytes(self.index_format(k, n), k, n)
 
     def values(self, payload: U8, k: int) -> F32:
         """Return room for values to be chosen into: the payload's own if they fit as they are.
@@ -176,13 +156,7 @@ class SparseForm:
         packed = payload[split:]
         if self.lossless and not placed:
             bitpack.pack_bits(values.view(np.uint32), 32, payload[:split])
-        kind = self.index_format(indices.size, n)
-        if kind == "bits":
-            bitpack.pack_bits(indices, bitpack.index_width(n), packed)
-        elif kind == "bitmap":
-            bitpack.pack_bitmap(indices, n, packed, check=False)
-        else:
-            elias_fano.pack_increasing(indices, n, packed, check=False)
+        pack_indices(indices, n, self.index_format(indices.size, n), packed)
         if self.lossless:
             return values
         casts.narrow(values, self._halves(payload[:split]))
@@ -206,7 +180,7 @@ class SparseForm:
         split = self._value_bytes(k)
         indices = scratch("sparse.indices", k, np.uint32, beside=payload)
         try:
-            self._read_indices(payload[split:], n, indices)
+            unpack_indices(payload[split:], n, self.index_format(k, n), indices)
         except ValueError as error:
             raise PayloadError(f"{self.codec}: {error}") from error
         if self.lossless:
@@ -243,16 +217,6 @@ class SparseForm:
             raise PayloadError(
                 f"{self.codec}: {k} values of {n} elements take {due} bytes, {payload.size} came"
             )
-
-    def _read_indices(self, packed: U8, n: int, indices: U32) -> None:
-        kind = self.index_format(indices.size, n)
-        if kind == "bits":
-            bitpack.unpack_bits(packed, bitpack.index_width(n), indices)
-            bitpack.check_increasing(indices, n)
-        elif kind == "bitmap":
-            bitpack.unpack_bitmap(packed, n, indices)
-        else:
-            elias_fano.unpack_increasing(packed, n, indices)
 
     def _halves(self, values: U8) -> casts.Half:
         """Values of 16 bits, as kernels take them."""

@@ -19,6 +19,7 @@ import torch
 from compressa.codecs.draw import Draw
 
 Array = npt.NDArray[Any]
+Checker = Callable[[torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,8 @@ class Fused:
             longer than their kernel, and to start that takes a GPU longer.
         decoder: (items, payload_bytes) -> what decodes payloads of so many bytes to these scopes in
             one call; None if each goes by itself. Only for a codec whose decoding takes no draw.
+        checker: (elems and first byte of each scope, payload_bytes) -> what checks the content of a
+            payload of so many bytes, on a CPU, in one call; None if each scope goes by itself.
         ways: Its core on arrays of a GPU; None if it does anything else there than launch kernels.
         multi_tensor_only_on_gpus: Whether `encoder` and `decoder` are for scopes on a GPU alone.
     """
@@ -192,6 +195,7 @@ class Fused:
     averager: Callable[[Sequence[Item], torch.Tensor], Averager | None] | None = None
     encoder: Callable[[Sequence[Item], torch.Tensor], Encoder | None] | None = None
     decoder: Callable[[Sequence[Item], int], Decoder | None] | None = None
+    checker: Callable[[Sequence[tuple[int, int]], int], Checker] | None = None
     ways: Ways | None = None
     multi_tensor_only_on_gpus: bool = False
 

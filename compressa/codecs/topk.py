@@ -12,6 +12,7 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.arrays import as_array
+from compressa.codecs._multi_tensor_sparse import checker_of, decoder_of, encoder_of
 from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder
 from compressa.codecs._sparse import (
     F32,
@@ -24,7 +25,7 @@ from compressa.codecs._sparse import (
     share,
 )
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.fused import Decoder, Encoder, Fused, Item, Ways
+from compressa.codecs.fused import Checker, Decoder, Encoder, Fused, Item, Ways
 from compressa.errors import ConfigError
 from compressa.kernels import topk
 from compressa.kernels.scratch import scratch
@@ -116,7 +117,7 @@ class TopK(Codec):
             encoder=self._encoder,
             decoder=self._decoder,
             ways=self._ways,
-            multi_tensor_only_on_gpus=True,
+            checker=self._checker,
         )
 
     def _select(
@@ -150,8 +151,19 @@ class TopK(Codec):
         """On arrays of a GPU."""
         return Ways(encode=self._write, read=self._read, put=self.form.put)
 
-    def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder:
-        return RecordedEncoder(self, self._ways, items, payload, draws=False)
+    def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
+        if payload.is_cuda:
+            return RecordedEncoder(self, self._ways, items, payload, draws=False)
+        return encoder_of(self, self.form, items, self._kept(items), payload)
 
-    def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder:
-        return RecordedDecoder(self, self._ways, items)
+    def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
+        if items[0].values.is_cuda:
+            return RecordedDecoder(self, self._ways, items)
+        return decoder_of(self, self.form, items, self._kept(items), payload_bytes)
+
+    def _checker(self, scopes: Sequence[tuple[int, int]], payload_bytes: int) -> Checker:
+        kept = [self.kept(elems) for elems, _ in scopes]
+        return checker_of(self, self.form, scopes, kept, payload_bytes)
+
+    def _kept(self, items: Sequence[Item]) -> list[int]:
+        return [self.kept(item.values.numel()) for item in items]

@@ -61,7 +61,8 @@ def pack_stream(values: U32, width: np.uint64, out: U8) -> None:
 
 
 @jit
-def _unpack(packed: U8, width: np.uint64, out: U32) -> None:
+def unpack_stream(packed: U8, width: np.uint64, out: U32) -> None:
+    """Read a bit stream."""
     mask, bits = (_ONE << width) - _ONE, int(np.int64(width))
     # The last value whose word begins at least eight bytes before the end.
     last = (packed.size - _WORD_BYTES) * 8 // bits if packed.size >= _WORD_BYTES else -1
@@ -78,7 +79,8 @@ def _unpack(packed: U8, width: np.uint64, out: U32) -> None:
 
 
 @jit
-def _set_bits(indices: U32, out: U8) -> None:
+def set_bits(indices: U32, out: U8) -> None:
+    """Write a bitmap."""
     out[:] = np.uint8(0)
     for i in range(indices.size):
         index = np.int64(indices[i])
@@ -115,7 +117,8 @@ def _list_bits(bitmap: U8, indices: U32) -> None:
 
 
 @jit
-def _unpack_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
+def list_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
+    """Write the positions of the set bits if they are as many as indices, and all below n."""
     if n & 7 and bitmap[-1] >> (n & 7):
         return False
     right = _count_bits(bitmap) == indices.size
@@ -160,18 +163,17 @@ def unpack_bits(packed: U8, width: int, out: U32) -> None:
 
     def work(low: int, high: int) -> None:
         # A few bytes more than belong to the slice, so that its last words can be read whole.
-        _unpack(packed[low * width // 8 :], np.uint64(width), out[low:high])
+        unpack_stream(packed[low * width // 8 :], np.uint64(width), out[low:high])
 
     over_slices(out.size, 8, work)
 
 
 def pack_bitmap(indices: U32, n: int, out: U8) -> None:
-    _set_bits(indices, out)
+    set_bits(indices, out)
 
 
 def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
-    """Write the positions of the set bits if they are as many as indices, and all below n."""
-    return bool(_unpack_bitmap(bitmap, n, indices))
+    return bool(list_bitmap(bitmap, n, indices))
 
 
 def are_below(indices: U32, n: int) -> bool:

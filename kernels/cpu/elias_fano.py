@@ -10,7 +10,8 @@ from .bitpack import FEW, below, pack_bits, pack_stream
 
 
 @jit
-def _write_highs(indices: U32, low_bits: np.uint32, high: U8) -> None:
+def write_highs(indices: U32, low_bits: np.uint32, high: U8) -> None:
+    """Write the bitmap."""
     high[:] = np.uint8(0)
     for i in range(indices.size):
         bit = np.int64(indices[i] >> low_bits) + i
@@ -23,12 +24,13 @@ def _write_few(indices: U32, n: int, low_bits: np.uint32, low: U8, high: U8) -> 
     if increasing:
         if low_bits:
             pack_stream(indices, np.uint64(low_bits), low)
-        _write_highs(indices, low_bits, high)
+        write_highs(indices, low_bits, high)
     return increasing
 
 
 @jit
-def _join(positions: U32, lows: U32, low_bits: np.uint32) -> None:
+def join_parts(positions: U32, lows: U32, low_bits: np.uint32) -> None:
+    """Turn the positions of the bits into the indices."""
     mask = np.uint32((np.uint32(1) << low_bits) - np.uint32(1))
     for i in range(positions.size):
         high = np.uint32(np.uint32(positions[i] - np.uint32(i)) << low_bits)
@@ -43,10 +45,9 @@ def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: b
         return False
     if low_bits:
         pack_bits(indices, low_bits, low)
-    _write_highs(indices, np.uint32(low_bits), high)
+    write_highs(indices, np.uint32(low_bits), high)
     return True
 
 
 def join(positions: U32, lows: U32, low_bits: int) -> None:
-    """Turn the positions of the bits into the indices."""
-    _join(positions, lows, np.uint32(low_bits))
+    join_parts(positions, lows, np.uint32(low_bits))

@@ -9,6 +9,7 @@ from ..threads import over_slices
 from ._feedback import factors_of
 from ._jit import jit
 from ._selection import select_largest
+from ._values import Values, load
 from .bitpack import is_increasing
 
 
@@ -19,13 +20,18 @@ def _scatter_add(indices: U32, values: F32, out: F32, weight: np.float32) -> Non
 
 
 @jit
-def _return_unsent(residual: F32, indices: U32, exact: F32, sent: F32, back: np.float32) -> None:
-    for i in range(indices.size):
-        if np.isfinite(exact[i]):
-            arrived = sent[i] if np.isfinite(sent[i]) else np.float32(0)
-            lost = np.float32((exact[i] - arrived) * back)
-            if lost != 0:
-                residual[indices[i]] += lost
+def give_back_unsent(
+    residual: F32 | None, indices: U32, exact: F32, sent: Values, back: np.float32
+) -> None:
+    """Add to the residual, if there is one, what a cast lost."""
+    if residual is not None:
+        for i in range(indices.size):
+            if np.isfinite(exact[i]):
+                value = load(sent, i)
+                arrived = value if np.isfinite(value) else np.float32(0)
+                lost = np.float32((exact[i] - arrived) * back)
+                if lost != 0:
+                    residual[indices[i]] += lost
 
 
 def select_top_k(
@@ -57,4 +63,4 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
 def return_unsent(
     residual: F32, indices: U32, exact: F32, sent: F32, *, loss_scale: float = 1.0
 ) -> None:
-    _return_unsent(residual, indices, exact, sent, factors_of(loss_scale)[1])
+    give_back_unsent(residual, indices, exact, sent, factors_of(loss_scale)[1])
