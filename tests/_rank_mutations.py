@@ -16,8 +16,9 @@ from compressa.schedulers import Name, Plan
 from compressa.aggregators.base import StepContext
 from compressa.aggregators.scalecom import ScaleComAggregator
 from compressa.aggregators.scopes import ScopePayload
+from compressa.codecs._multi_tensor_sparse import SparseEncoder
+from compressa.codecs.draw import Draw
 from compressa.codecs.payload import HEADER_BYTES
-from compressa.codecs.topk import TopK
 from compressa.engine.communication import Communication
 from compressa.engine.engine import Engine
 from compressa.engine.task import Task
@@ -58,16 +59,14 @@ def forget_residuals_on_load() -> Iterator[None]:
 @contextlib.contextmanager
 def drop_one_element() -> Iterator[None]:
     """A codec that writes a zero where its largest element was."""
-    select = TopK._select
+    encode = SparseEncoder.encode
 
-    def broken(
-        self: TopK, x: torch.Tensor, residual: Any, payload: torch.Tensor, *rest: Any
-    ) -> int:
-        length = select(self, x, residual, payload, *rest)
-        payload[:4] = 0
-        return length
+    def broken(self: SparseEncoder, draw: Draw, loss_scale: float) -> None:
+        encode(self, draw, loss_scale)
+        for vector in self._batch.vectors:
+            vector.payload[:4] = 0
 
-    with mock.patch.object(TopK, "_select", broken):
+    with mock.patch.object(SparseEncoder, "encode", broken):
         yield
 
 

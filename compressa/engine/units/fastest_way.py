@@ -72,7 +72,9 @@ class FastestWay:
             self._note(now.way, step_s)
             self._left -= 1
         self._cycle[now.way] = step_s
-        now = self._known(now)
+        return self._known(self._following(now))
+
+    def _following(self, now: Overlap) -> Overlap:
         if not now.measuring and self._left > 0:
             return now
         if len(self._cycle) == len(self._seen):
@@ -94,8 +96,13 @@ class FastestWay:
         self._seen[way].append(step_s)
 
     def _known(self, now: Overlap) -> Overlap:
-        times = (median(self._seen[way]) if self._seen.get(way) else None for way in WAYS)
-        return Overlap(now.way, now.measuring, *times)
+        """Tell what steps take: in the chosen way as was seen, in others as their shares say."""
+        times = {way: median(seen) for way, seen in self._seen.items() if seen}
+        if all(self._shares.values()) and self._chosen in times:
+            shares = {way: median(each) for way, each in self._shares.items()}
+            usual_s = times[self._chosen]
+            times |= {way: usual_s * share / shares[self._chosen] for way, share in shares.items()}
+        return Overlap(now.way, now.measuring, *map(times.get, WAYS))
 
     def _compare(self) -> None:
         """Learn what share of a cycle's mean each way took; forget others if they were in doubt."""
