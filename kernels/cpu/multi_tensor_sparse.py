@@ -266,8 +266,10 @@ class _Scattering:
         given = self._rows, addresses(payloads), FLOATS, self._like, BYTES, _room(self._most)
         wrong = _scatter_rows(*given, np.float32(weight), how)
         if wrong >= 0:
+            part = self._parts[wrong]
             for payload in payloads:  # one of them is refused, and it is said why
-                read_part(self._parts[wrong], self._dtype, payload)
+                read_part(part, self._dtype, payload)
+            raise ValueError(f"a payload of {part.elems} elements has not the indices that are due")
 
 
 def _room(kept: int) -> Entries:

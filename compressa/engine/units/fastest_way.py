@@ -100,8 +100,8 @@ class FastestWay:
         times = {way: median(seen) for way, seen in self._seen.items() if seen}
         if all(self._shares.values()) and self._chosen in times:
             shares = {way: median(each) for way, each in self._shares.items()}
-            usual_s = times[self._chosen]
-            times |= {way: usual_s * share / shares[self._chosen] for way, share in shares.items()}
+            own_s, own = times[self._chosen], shares.pop(self._chosen)
+            times |= {way: own_s * share / own for way, share in shares.items()}
         return Overlap(now.way, now.measuring, *map(times.get, WAYS))
 
     def _compare(self) -> None:
