@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SOON_S = 1e-6
-_BUSY_S = 4e-3  # between two looks, while something is under way
+_BUSY_S = 8e-3  # between two looks, while something is under way
 _IDLE_S = 20e-3
 _SHARE = 8
 _MOST_POLLS = 16  # at a time; then the reactor's other clients have theirs

@@ -44,7 +44,7 @@ HAS_LEFT = "rank 1 is lost: it has left the training"
 FRAME_HEADER_BYTES = 48
 SOME_GOODBYES = [FRAME_HEADER_BYTES * count for count in range(4)]  # to who was done before
 DEADLINE_S = 4.0
-BETWEEN_LOOKS_S = 4e-3  # while something is under way; see `transports.mpi`
+BETWEEN_LOOKS_S = 8e-3  # while something is under way; see `transports.mpi`
 
 under_mpiexec = pytest.mark.skipif(bool(missing()), reason=missing() or "all is here")
 
