@@ -55,8 +55,6 @@ from .multi_tensor import (
     multi_tensor_sum,
 )
 from .multi_tensor_sparse import (
-    SparsePart,
-    SparseParts,
     SparseVector,
     SparseVectors,
     check_sparse,
@@ -71,6 +69,7 @@ from .philox import Noise, random_fractions, random_words
 from .prefix import starts_with, write_prefix
 from .select import select_above, select_at
 from .sidco import select_sidco
+from .sparse_parts import CountedPart, CountedParts, SparsePart, SparseParts
 from .sparse_sum import sum_sparse
 from .strata import multiply_by_strata, stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
@@ -83,6 +82,8 @@ __all__ = [
     "BlockwiseVectors",
     "ChunkForm",
     "Codebook",
+    "CountedPart",
+    "CountedParts",
     "Dithering",
     "Form",
     "KernelUnavailable",

@@ -45,6 +45,7 @@ from compressa.kernels import (
     philox,
     select,
     sidco,
+    sparse_parts,
     strata,
     topk,
 )
@@ -89,8 +90,7 @@ def compile_blockwise(kinds: Kinds) -> None:
         given: dict[str, Any] = {"form": form, "offsets": offsets}
         ways = (None, None), (residual, None), (None, _NOISE)
         for x, (kept, drawn) in product(kinds(_ZEROS), ways):
-            how: dict[str, Any] = {"noise": drawn, "residual": kept}
-            blockwise.quantize_blockwise(x, codes, scales, **given, **how)
+            blockwise.quantize_blockwise(x, codes, scales, noise=drawn, residual=kept, **given)
         blockwise.dequantize_blockwise(codes, scales, out, **given)
         given["offsets"] = None if offsets is None else [offsets]
         for total in kinds(out):
@@ -263,17 +263,20 @@ def compile_sparse(_: Kinds) -> None:
 
 
 def compile_multi_tensor_sparse(kinds: Kinds) -> None:
-    """Many sparse vectors by one call, with and without residual."""
+    """Many sparse vectors by one call, with and without residual; counted, too."""
     form, dtype = "bits", np.float32
-    size = 4 * _KEPT + index_formats.index_bytes(form, _KEPT, _ELEMS)
+    size = sparse_parts.part_bytes(_ELEMS, _KEPT, form, np.dtype(dtype))
     payload, residual = np.zeros(size, np.uint8), np.zeros(_ELEMS, dtype)
     for x, kept in product(kinds(_ZEROS), (None, residual)):
-        vector = multi_tensor_sparse.SparseVector(x, _KEPT, form, payload, kept)
-        batch = multi_tensor_sparse.SparseVectors([vector], value_dtype=dtype)
+        vectors = [multi_tensor_sparse.SparseVector(x, _KEPT, form, payload, kept)]
+        batch = multi_tensor_sparse.SparseVectors(vectors, value_dtype=dtype)
         multi_tensor_sparse.multi_tensor_top_k(batch)
-    part = multi_tensor_sparse.SparsePart(_ELEMS, _KEPT, form, 0, residual)
-    parts = multi_tensor_sparse.SparseParts([part], value_dtype=dtype, payload_bytes=size)
-    multi_tensor_sparse.multi_tensor_scatter(parts, [payload])
+    fixed = [sparse_parts.SparsePart(_ELEMS, _KEPT, form, 0, residual)]
+    counted = [sparse_parts.CountedPart(_ELEMS, _KEPT, form, residual)]
+    none = np.array([4, 0, 0, 0], np.uint32).view(np.uint8)
+    scatter = multi_tensor_sparse.multi_tensor_scatter
+    scatter(sparse_parts.SparseParts(fixed, value_dtype=dtype, payload_bytes=size), [payload])
+    scatter(sparse_parts.CountedParts(counted, value_dtype=dtype, first=0), [none])
 
 
 def compile_low_rank(_: Kinds) -> None:
@@ -293,8 +296,7 @@ def compile_low_rank(_: Kinds) -> None:
 
 def compile_feedback(_: Kinds) -> None:
     """What is done to values that are not encoded."""
-    x, residual, kept = np.zeros((3, _ELEMS), np.float32)
-    feedback.absorb_residual(x, residual, kept)
+    feedback.absorb_residual(*np.zeros((3, _ELEMS), np.float32))
     for dtype in (np.float16, np.uint16, np.float32, np.float64):
         feedback.all_finite(np.zeros(_ELEMS, dtype))
 
@@ -311,9 +313,8 @@ def compile_integers(_: Kinds) -> None:
 def compile_checksum(_: Kinds) -> None:
     """What tells whether bytes have changed; in memory that may be written and in other."""
     data = np.zeros(_ELEMS, np.uint8)
-    checksums.checksum(data)
-    data.flags.writeable = False
-    checksums.checksum(data)
+    for data.flags.writeable in (True, False):
+        checksums.checksum(data)
 
 
 def compile_chunks(_: Kinds) -> None:

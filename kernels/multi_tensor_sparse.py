@@ -19,8 +19,9 @@ import numpy.typing as npt
 from ._arrays import F32, I64, U8, Gradient, array_at, check_array, check_feedback, check_gradient
 from ._backends import backend
 from .casts import narrow, widen
-from .index_formats import index_bytes, pack_indices, unpack_indices
+from .index_formats import pack_indices
 from .scratch import scratch
+from .sparse_parts import Parts, part_bytes, read_part
 from .topk import return_unsent, scatter_add, select_top_k
 
 
@@ -86,71 +87,6 @@ class SparseVectors:
         self.vectors = tuple(vector._replace(x=array_at(at, vector.x)) for vector, at in pairs)
 
 
-class SparsePart(NamedTuple):
-    """One vector that payloads hold some elements of, and where in each of them these are.
-
-    Attributes:
-        elems: Elements of the vector.
-        kept: How many of them a payload holds.
-        indices: The format of their indices.
-        start: Byte of the payload at which their values begin; a multiple of 4.
-        out: float32[elems], what they are added to; None if payloads are only checked.
-    """
-
-    elems: int
-    kept: int
-    indices: str
-    start: int
-    out: F32 | None = None
-
-
-class SparseParts:
-    """Vectors that payloads of one layout hold elements of, checked once.
-
-    Args:
-        parts: They do not overlap.
-        value_dtype: As of `SparseVectors`.
-        payload_bytes: Bytes of a payload.
-
-    Raises:
-        TypeError: A dtype is wrong.
-        ValueError: A shape or a layout is wrong, or a payload has no room for a part.
-        KernelUnavailable: There is no kernel for the device.
-
-    Attributes:
-        parts: As given, until they move.
-        value_dtype: As given.
-        payload_bytes: As given.
-        kernel: As of `SparseVectors`.
-        prepared: The same.
-    """
-
-    __slots__ = ("kernel", "parts", "payload_bytes", "prepared", "value_dtype")
-
-    def __init__(
-        self, parts: Sequence[SparsePart], *, value_dtype: npt.DTypeLike, payload_bytes: int
-    ) -> None:
-        self.value_dtype = np.dtype(value_dtype)
-        for part in parts:
-            _check_part(part, self.value_dtype, payload_bytes)
-        self.parts = tuple(parts)
-        self.payload_bytes = payload_bytes
-        self.kernel = backend("multi_tensor_sparse", *(part.out for part in parts))
-        self.prepared: Any = None
-
-    def move(self, addresses: I64) -> None:
-        """Add to vectors elsewhere from now on; see `SparseVectors.move`."""
-        if self.prepared is not None:
-            self.prepared.move(addresses)
-            return
-        moved = [
-            part._replace(out=array_at(at, part.out))
-            for part, at in zip(self.parts, addresses.tolist(), strict=True)
-            if part.out is not None
-        ]
-        self.parts = tuple(moved)
-
-
 def multi_tensor_top_k(batch: SparseVectors, *, loss_scale: float = 1.0) -> None:
     """Choose and pack what every vector of a list sends; see `select_top_k`.
 
@@ -190,7 +126,7 @@ def pack_top_k(vector: SparseVector, value_dtype: np.dtype[Any], loss_scale: flo
 
 
 def multi_tensor_scatter(
-    batch: SparseParts, payloads: Sequence[U8], *, weight: float = 1.0, add: bool = False
+    batch: Parts, payloads: Sequence[U8], *, weight: float = 1.0, add: bool = False
 ) -> None:
     """Write the weighted sum of several payloads to every vector, or add it.
 
@@ -199,32 +135,33 @@ def multi_tensor_scatter(
 
     Args:
         batch: The vectors; each has its `out`.
-        payloads: uint8[payload_bytes] each, at an address that is a multiple of 4.
+        payloads: uint8, each at an address that is a multiple of 4.
         weight: Factor on every value.
         add: Whether to add to what the vectors hold.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A payload's shape, layout or device is wrong, or what it has as indices is not
+        ValueError: A payload's length, layout or device is wrong, or what it has as indices is not
             increasing or not below the vector's end; some vectors are written then, none beyond
             its end.
     """
-    _check_payloads(batch, payloads)
+    _check_payloads(payloads)
     if any(part.out is None for part in batch.parts):
         raise ValueError("the parts of a list that is only checked have nothing to add to")
     if batch.kernel:
         batch.kernel.multi_tensor_scatter(batch, payloads, weight=weight, add=add)
         return
-    for part in batch.parts:
-        assert part.out is not None
+    located = list(map(batch.located, payloads))
+    for i, whole in enumerate(batch.parts):
         if not add:
-            part.out[:] = 0
-        for payload in payloads:
-            scatter_add(*read_part(part, batch.value_dtype, payload), part.out, weight=weight)
+            whole.out[:] = 0
+        for payload, parts in zip(payloads, located, strict=True):
+            indices, values = read_part(parts[i], batch.value_dtype, payload)
+            scatter_add(indices, values, whole.out, weight=weight)
 
 
-def check_sparse(batch: SparseParts, payload: U8) -> None:
-    """Refuse a payload of which `multi_tensor_scatter` refuses the indices; nothing is written.
+def check_sparse(batch: Parts, payload: U8) -> None:
+    """Refuse a payload that `multi_tensor_scatter` refuses; nothing is written.
 
     Args:
         batch: The vectors.
@@ -234,58 +171,25 @@ def check_sparse(batch: SparseParts, payload: U8) -> None:
         TypeError: As there.
         ValueError: As there.
     """
-    _check_payloads(batch, [payload])
+    _check_payloads([payload])
     if batch.kernel:
         batch.kernel.check_sparse(batch, payload)
         return
-    for part in batch.parts:
+    for part in batch.located(payload):
         read_part(part, batch.value_dtype, payload)
-
-
-def read_part(
-    part: SparsePart, value_dtype: np.dtype[Any], payload: U8
-) -> tuple[npt.NDArray[np.uint32], F32]:
-    """Return the indices and values of a vector in a payload; ValueError if these are not right."""
-    split = part.start + part.kept * value_dtype.itemsize
-    end = split + index_bytes(part.indices, part.kept, part.elems)
-    indices = np.empty(part.kept, np.uint32)
-    unpack_indices(payload[split:end], part.elems, part.indices, indices)
-    sent = payload[part.start : split].view(value_dtype)
-    if value_dtype == np.float32:
-        return indices, sent
-    values = np.empty(part.kept, np.float32)
-    widen(sent, values)
-    return indices, values
 
 
 def _check(vector: SparseVector, value_dtype: np.dtype[Any]) -> None:
     x, k, form, payload, residual = vector
     check_gradient(x)
     check_feedback(residual, x.size, 1.0)
-    size = _payload_bytes(x.size, k, form, value_dtype)
+    size = part_bytes(x.size, k, form, value_dtype)
     check_array("payload", payload, np.uint8, (size,), writable=True)
     values = payload[: k * value_dtype.itemsize].view(value_dtype)
     check_array("values", values, value_dtype, writable=True)
 
 
-def _check_part(part: SparsePart, value_dtype: np.dtype[Any], payload_bytes: int) -> None:
-    if part.out is not None:
-        check_array("out", part.out, np.float32, (part.elems,), writable=True)
-    if part.start % 4:
-        raise ValueError(f"values begin at a multiple of 4 bytes, not at {part.start}")
-    size = _payload_bytes(part.elems, part.kept, part.indices, value_dtype)
-    if not 0 <= part.start <= payload_bytes - size:
-        raise ValueError(f"{size} bytes from {part.start} on do not lie in {payload_bytes}")
-
-
-def _payload_bytes(n: int, k: int, form: str, value_dtype: np.dtype[Any]) -> int:
-    if not min(n, 1) <= k <= n <= 2**32 - k:
-        raise ValueError(f"of {n} elements, {min(n, 1)} to {n} can be kept, not {k}")
-    return k * value_dtype.itemsize + index_bytes(form, k, n)
-
-
-def _check_payloads(batch: SparseParts, payloads: Sequence[U8]) -> None:
-    size = batch.payload_bytes
+def _check_payloads(payloads: Sequence[U8]) -> None:
     for payload in payloads:
-        check_array("payload", payload, np.uint8, (size,))
-        check_array("payload", payload[: size - size % 4].view(np.float32), np.float32)
+        check_array("payload", payload, np.uint8, (payload.size,))
+        check_array("payload", payload[: payload.size // 4 * 4].view(np.float32), np.float32)

@@ -104,7 +104,8 @@ class ScopePayload:
             where = [(s.segment.elems, start) for s, start in zip(scopes, self.starts, strict=True)]
             self._checker = codec.fused.checker(where, end)
         few = len(self.scopes) <= _QUICK_SCOPES and self.elems * world.size <= _QUICK_ELEMS
-        self.quick = few and self._multi_tensor is not None and world.device.type == "cpu"
+        together = self.exact and self._multi_tensor is not None
+        self.quick = few and together and world.device.type == "cpu"
         self._made: tuple[StepContext, Header] | None = None
 
     def buffer(self) -> torch.Tensor:

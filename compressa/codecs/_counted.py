@@ -2,7 +2,7 @@
 
 How long a scope's bytes are, and so where the next one's begin, depends on how many values it has.
 On a GPU the host waits for that, but once for all scopes of a unit: to encode when all have been
-chosen, and to decode for what all payloads say.
+chosen, and to decode for what all payloads say. On a CPU one call checks or adds up all scopes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.codecs._multi_tensor import unowned
+from compressa.codecs._multi_tensor_sparse import (
+    SparseDecoder,
+    checker_of,
+    counted_parts,
+    outs_of,
+)
 from compressa.codecs._recorded import Array, Finish, ScopesDecoder
 from compressa.codecs._sparse import F32, U8, U32, Gradient, IndexFormat, SparseForm, ValueDtype
 from compressa.codecs.base import Bounded, Codec, Draw, Granularity
-from compressa.codecs.fused import Encoder, Fused, Item
+from compressa.codecs.fused import Checker, Decoder, Encoder, Fused, Item
 from compressa.codecs.payload import HEADER_BYTES, LENGTH_BYTES, aligned
 from compressa.errors import PayloadError
 from compressa.kernels import cuda, topk
@@ -121,10 +127,28 @@ class BoundedSparse(Codec):
         return Fused(
             encode_feedback=self._encode,
             splits_feedback=self.splits_feedback,
-            encoder=partial(CountedEncoder, self),
-            decoder=lambda items, payload_bytes: CountedDecoder(self, items),
-            multi_tensor_only_on_gpus=True,
+            encoder=self._encoder,
+            decoder=self._decoder,
+            checker=self._checker,
         )
+
+    def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
+        return CountedEncoder(self, items, payload) if payload.is_cuda else None
+
+    def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
+        if items[0].values.is_cuda:
+            return CountedDecoder(self, items)
+        elems = [item.values.numel() for item in items]
+        most = list(map(self.most, elems))
+        outs = outs_of(items, most)
+        if outs is None:
+            return None
+        return SparseDecoder(counted_parts(self.form, elems, most, outs), self.name)
+
+    def _checker(self, scopes: Sequence[tuple[int, int]], payload_bytes: int) -> Checker:
+        elems = [elems for elems, _ in scopes]
+        most = list(map(self.most, elems))
+        return checker_of(counted_parts(self.form, elems, most, [None] * len(most)), self.name)
 
     def _encode(
         self,

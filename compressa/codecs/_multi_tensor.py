@@ -27,10 +27,11 @@ from compressa.kernels.multi_tensor import (
     multi_tensor_quantize,
     multi_tensor_sum,
 )
-from compressa.kernels.multi_tensor_sparse import SparseParts, SparseVectors
+from compressa.kernels.multi_tensor_sparse import SparseVectors
 from compressa.kernels.philox import Noise
+from compressa.kernels.sparse_parts import Parts
 
-B = TypeVar("B", BlockwiseVectors, BlockwiseParts, BlockwiseMeans, SparseVectors, SparseParts)
+B = TypeVar("B", BlockwiseVectors, BlockwiseParts, BlockwiseMeans, SparseVectors, Parts)
 
 
 class Listed(Movable, Generic[B]):

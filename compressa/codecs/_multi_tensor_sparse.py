@@ -1,4 +1,4 @@
-"""Codecs that send a fixed number of elements: on a CPU, all scopes of a unit in one call."""
+"""Sparse codecs: on a CPU, all scopes of a unit in one call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from compressa.arrays import as_array
@@ -14,15 +13,21 @@ from compressa.codecs._multi_tensor import Listed, unowned
 from compressa.codecs._sparse import SparseForm
 from compressa.codecs.base import Codec, Draw
 from compressa.codecs.fused import Checker, Decoder, Encoder, Item
+from compressa.codecs.payload import HEADER_BYTES
 from compressa.errors import PayloadError
 from compressa.kernels.multi_tensor_sparse import (
-    SparsePart,
-    SparseParts,
     SparseVector,
     SparseVectors,
     check_sparse,
     multi_tensor_scatter,
     multi_tensor_top_k,
+)
+from compressa.kernels.sparse_parts import (
+    CountedPart,
+    CountedParts,
+    Parts,
+    SparsePart,
+    SparseParts,
 )
 from compressa.kernels.threads import SHARED_ELEMS
 
@@ -35,7 +40,7 @@ class SparseEncoder(Listed[SparseVectors], Encoder):
         multi_tensor_top_k(self._batch, loss_scale=loss_scale)
 
 
-class SparseDecoder(Listed[SparseParts], Decoder):
+class SparseDecoder(Listed[Parts], Decoder):
     """Adds to a list of vectors what payloads hold of them.
 
     Args:
@@ -43,7 +48,7 @@ class SparseDecoder(Listed[SparseParts], Decoder):
         name: The codec's.
     """
 
-    def __init__(self, batch: SparseParts, name: str) -> None:
+    def __init__(self, batch: Parts, name: str) -> None:
         super().__init__(batch)
         self._name = name
 
@@ -90,64 +95,73 @@ def encoder_of(
     return SparseEncoder(SparseVectors(vectors, value_dtype=form.dtype))
 
 
-def decoder_of(
-    codec: Codec, form: SparseForm, items: Sequence[Item], kept: Sequence[int], payload_bytes: int
-) -> SparseDecoder | None:
-    """Return what decodes payloads on a CPU; None if not to float32, or if threads would share it.
-
-    Args:
-        codec: As of `encoder_of`.
-        form: The same.
-        items: The same.
-        kept: The same.
-        payload_bytes: Bytes of a payload.
-    """
-    if any(item.values.dtype is not torch.float32 for item in items):
-        return None
-    if max(kept, default=0) >= SHARED_ELEMS:
-        return None
-    scopes = [(item.values.numel(), item.start) for item in items]
-    outs = [unowned(item.values) for item in items]
-    return SparseDecoder(_parts(form, scopes, kept, outs, payload_bytes), codec.name)
-
-
-def checker_of(
-    codec: Codec,
+def fixed_parts(
     form: SparseForm,
     scopes: Sequence[tuple[int, int]],
     kept: Sequence[int],
     payload_bytes: int,
-) -> Checker:
-    """Return what checks payloads on a CPU.
+    outs: Sequence[Any],
+) -> SparseParts:
+    """Return where payloads have what they hold of scopes, where that is the same in each.
 
     Args:
-        codec: As of `encoder_of`.
-        form: The same.
+        form: As of `encoder_of`.
         scopes: Elements of each, and the byte at which it begins.
         kept: As of `encoder_of`.
         payload_bytes: Bytes of a payload.
+        outs: To what each is added; None for what is only checked.
     """
-    parts = _parts(form, scopes, kept, [None] * len(kept), payload_bytes)
-
-    def check(payload: torch.Tensor) -> None:
-        with _refused(codec.name):
-            check_sparse(parts, as_array(payload))
-
-    return check
-
-
-def _parts(
-    form: SparseForm,
-    scopes: Sequence[tuple[int, int]],
-    kept: Sequence[int],
-    outs: Sequence[Any],
-    payload_bytes: int,
-) -> SparseParts:
     parts = [
         SparsePart(n, k, form.index_format(k, n), start, out)
         for (n, start), k, out in zip(scopes, kept, outs, strict=True)
     ]
-    return SparseParts(parts, value_dtype=np.dtype(form.dtype), payload_bytes=payload_bytes)
+    return SparseParts(parts, value_dtype=form.dtype, payload_bytes=payload_bytes)
+
+
+def counted_parts(
+    form: SparseForm, elems: Sequence[int], most: Sequence[int], outs: Sequence[Any]
+) -> CountedParts:
+    """Return where payloads have what they hold of scopes, where they say it themselves.
+
+    Args:
+        form: As of `encoder_of`.
+        elems: Elements of each scope.
+        most: How many of each are sent at most.
+        outs: As of `fixed_parts`.
+    """
+    parts = [
+        CountedPart(n, k, form.indices, out) for n, k, out in zip(elems, most, outs, strict=True)
+    ]
+    return CountedParts(parts, value_dtype=form.dtype, first=HEADER_BYTES)
+
+
+def outs_of(items: Sequence[Item], most: Sequence[int]) -> list[Any] | None:
+    """Return what is decoded to on a CPU; None if not to float32, or if threads would share it.
+
+    Args:
+        items: The scopes.
+        most: How many elements of each a payload holds at most.
+    """
+    if any(item.values.dtype is not torch.float32 for item in items):
+        return None
+    if max(most, default=0) >= SHARED_ELEMS:
+        return None
+    return [unowned(item.values) for item in items]
+
+
+def checker_of(parts: Parts, name: str) -> Checker:
+    """Return what checks payloads on a CPU.
+
+    Args:
+        parts: What they hold of the scopes.
+        name: The codec's.
+    """
+
+    def check(payload: torch.Tensor) -> None:
+        with _refused(name):
+            check_sparse(parts, as_array(payload))
+
+    return check
 
 
 @contextmanager

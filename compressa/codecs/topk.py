@@ -12,7 +12,13 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.arrays import as_array
-from compressa.codecs._multi_tensor_sparse import checker_of, decoder_of, encoder_of
+from compressa.codecs._multi_tensor_sparse import (
+    SparseDecoder,
+    checker_of,
+    encoder_of,
+    fixed_parts,
+    outs_of,
+)
 from compressa.codecs._recorded import RecordedDecoder, RecordedEncoder
 from compressa.codecs._sparse import (
     F32,
@@ -159,11 +165,17 @@ class TopK(Codec):
     def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
         if items[0].values.is_cuda:
             return RecordedDecoder(self, self._ways, items)
-        return decoder_of(self, self.form, items, self._kept(items), payload_bytes)
+        kept = self._kept(items)
+        outs = outs_of(items, kept)
+        if outs is None:
+            return None
+        scopes = [(item.values.numel(), item.start) for item in items]
+        return SparseDecoder(fixed_parts(self.form, scopes, kept, payload_bytes, outs), self.name)
 
     def _checker(self, scopes: Sequence[tuple[int, int]], payload_bytes: int) -> Checker:
         kept = [self.kept(elems) for elems, _ in scopes]
-        return checker_of(self, self.form, scopes, kept, payload_bytes)
+        outs = [None] * len(kept)
+        return checker_of(fixed_parts(self.form, scopes, kept, payload_bytes, outs), self.name)
 
     def _kept(self, items: Sequence[Item]) -> list[int]:
         return [self.kept(item.values.numel()) for item in items]

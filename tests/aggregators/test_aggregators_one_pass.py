@@ -1,10 +1,10 @@
-"""A codec that averages in one pass changes no bit of what ranks get and keep."""
+"""What one call does to all scopes changes no bit of what ranks get and keep."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,17 @@ from kernel_cases import same_bits
 from compressa.aggregators.base import Scope, State, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.scopes import ScopePayload
-from compressa.codecs import Codec, Int4, Int8, OneBit
+from compressa.codecs import (
+    DGC,
+    AdaComp,
+    Codec,
+    Int4,
+    Int8,
+    OneBit,
+    SIDCo,
+    Threshold,
+    TopK,
+)
 from compressa.codecs.fused import Fused, Item
 from compressa.parameters import ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
@@ -67,10 +77,23 @@ class Int4Watched(Int4):
         )
 
 
-def outcome(codec: Codec, feedback: bool, ranks: int) -> list[torch.Tensor]:
+def scope_by_scope(codec: Codec) -> Codec:
+    """The codec, of which each scope is encoded, checked and decoded by itself."""
+
+    class ScopeByScope(type(codec)):  # type: ignore[misc]
+        @property
+        def fused(self) -> Fused:
+            return replace(super().fused, encoder=None, decoder=None, checker=None)
+
+    return ScopeByScope(**{each.name: getattr(codec, each.name) for each in fields(codec)})
+
+
+def outcome(
+    codec: Codec, feedback: bool, ranks: int, exchange: str = "scatter_reduce"
+) -> list[torch.Tensor]:
     """Means of all steps, and residuals after a step that overflowed and was skipped."""
     compressor = ErrorFeedback(codec=codec) if feedback else codec
-    world = LoopbackWorld(ranks, MODEL, compressor, exchange="scatter_reduce")
+    world = LoopbackWorld(ranks, MODEL, compressor, exchange=exchange)
     found = []
     for step in range(3):
         random = torch.Generator().manual_seed(step)
@@ -101,6 +124,26 @@ def outcome(codec: Codec, feedback: bool, ranks: int) -> list[torch.Tensor]:
 )
 def test_one_pass_changes_no_bit(codec: Codec, by_stages: Codec, feedback: bool) -> None:
     pairs = zip(outcome(codec, feedback, 3), outcome(by_stages, feedback, 3), strict=True)
+    assert all(same_bits(one.numpy(), other.numpy()) for one, other in pairs)
+
+
+SPARSE = [
+    TopK(density=0.01),
+    TopK(density=0.3, value_dtype="float16"),
+    Threshold(threshold=2.0),
+    Threshold(threshold=9.0, value_dtype="bfloat16"),  # of which often nothing is sent
+    Threshold(threshold=1.0, unit="rms", max_density=0.5, indices="bitmap"),
+    DGC(density=0.01),
+    SIDCo(density=0.01),
+    AdaComp(bin_elems=50),
+]
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("codec", SPARSE, ids=lambda codec: codec.name)
+def test_sparse_scopes_together_give_the_bits_of_each(codec: Codec, feedback: bool) -> None:
+    one_by_one = outcome(scope_by_scope(codec), feedback, 3, "all_gather")
+    pairs = zip(outcome(codec, feedback, 3, "all_gather"), one_by_one, strict=True)
     assert all(same_bits(one.numpy(), other.numpy()) for one, other in pairs)
 
 
