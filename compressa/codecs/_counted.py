@@ -34,8 +34,8 @@ from compressa.errors import PayloadError
 from compressa.kernels import cuda, topk
 from compressa.kernels.prefix import write_prefix
 from compressa.kernels.scratch import scratch
+from compressa.kernels.sparse_parts import COUNT_BYTES
 
-COUNT_BYTES = 4
 _FRONT = struct.Struct("<III")  # the length, which takes eight bytes, and the count
 
 

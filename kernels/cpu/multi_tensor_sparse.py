@@ -214,9 +214,9 @@ class _Counted(_Scattering):
         self._first = batch.first
 
     def _located(self, payloads: Sequence[U8]) -> I64 | None:
-        rows = np.repeat(self._rows[None], len(payloads), axis=0)
+        rows = np.repeat(self._rows[None], max(1, len(payloads)), axis=0)
         static = self._most, self._forms, self._first, self._itemsize
-        right = all(locate_rows(p, own, *static) for p, own in zip(payloads, rows, strict=True))
+        right = all(locate_rows(payload, rows[p], *static) for p, payload in enumerate(payloads))
         return rows if right else None
 
 

@@ -117,6 +117,15 @@ def test_hostile_payloads_are_refused_as_the_reference_does(
         assert same_bits(memory[begin : begin + 8], poisoned(8, np.float32))
 
 
+@pytest.mark.parametrize("specified", [False, True])
+def test_the_sum_of_no_payloads_is_zero(specified: bool) -> None:
+    outs = [poisoned(n, np.float32) for n in (0, 64, 3000)]
+    sizes = [(out.size, out.size) for out in outs]
+    with reference() if specified else nullcontext():
+        multi_tensor_scatter(parts_of(sizes, outs, "auto", np.float32), [])
+    assert not any(out.any() for out in outs)
+
+
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.floats(0, 1)), max_size=50))
 def test_indices_lie_where_formats_say(drawn: list[tuple[int, float]]) -> None:
     drawn += [(n, k / n) for n in range(1, 40) for k in range(n + 1)]
