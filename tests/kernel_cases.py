@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,3 +88,16 @@ def block_max(p: F32, block: int) -> npt.NDArray[np.float64]:
     """For each element, the largest magnitude in its block."""
     largest = [np.abs(p[i : i + block]).max() for i in range(0, p.size, block)]
     return np.repeat(np.array(largest, np.float64), block)[: p.size]
+
+
+def said_by(*calls: Callable[[], object]) -> list[str]:
+    """What calls say of what they are given: that it is right, or why it is refused."""
+    said = []
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            said.append(str(error))
+        else:
+            said.append("right")
+    return said

@@ -63,10 +63,10 @@ class MultiTensor:
     """Knows what encodes and decodes all scopes of a payload in one call, wherever they lie.
 
     Args:
-        codec: The codec; its size is Fixed.
+        codec: The codec.
         scopes: What the payload holds; at least one.
         starts: Where in the payload each scope's bytes begin.
-        payload_bytes: Bytes of the payload.
+        payload_bytes: Bytes of the payload, at most.
         state: Has the residuals.
         feedback: How these are added and kept; None if they are not.
     """
@@ -154,6 +154,8 @@ class MultiTensor:
 
     def _move(self, made: object, gradients: Sequence[Tensor], shapes: Hashable) -> bool:
         """Tell what was made where the scopes of gradients lie, if that can be told it."""
+        if made is None:  # what can not be made for these can not be elsewhere
+            return True
         if not isinstance(made, Movable) or self._state.device.type != "cpu":
             return False
         starts = np.fromiter(map(Tensor.data_ptr, gradients), np.int64, len(gradients))

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SOON_S = 1e-6
-_BUSY_S = 8e-3  # between two looks, while something is under way
+BUSY_S = 8e-3
+"""Between two looks, while something is under way."""
 _IDLE_S = 20e-3
 _SHARE = 8
 _MOST_POLLS = 16  # at a time; then the reactor's other clients have theirs
@@ -254,7 +255,7 @@ class MpiTransport(MeshTransport):
         if self._poll_all():
             self._moved_s = time.monotonic()
         quiet_s = time.monotonic() - self._moved_s
-        most_s = _BUSY_S if self._requests or self._pending else _IDLE_S
+        most_s = BUSY_S if self._requests or self._pending else _IDLE_S
         self._look_in(min(max(quiet_s / _SHARE, _SOON_S), most_s))
 
     def _poll_all(self) -> bool:

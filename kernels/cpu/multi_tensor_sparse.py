@@ -125,8 +125,8 @@ class _Selection:
         self._like = [(bits_of(v.x[:0]), v.residual) for v in (vectors[i] for i in self._small[:1])]
 
     def _table_of(self, vectors: Sequence[SparseVector]) -> I64:
-        where, residuals = ([address_of(v.x) for v in vectors], [v.residual for v in vectors])
-        rows = table(where, [v.x.size for v in vectors], map(address_of, residuals))
+        residuals = [address_of(v.residual) for v in vectors]
+        rows = table([address_of(v.x) for v in vectors], [v.x.size for v in vectors], residuals)
         starts = addresses([v.payload for v in vectors])
         forms = numbers_of(v.indices for v in vectors)
         kept = np.array([v.kept for v in vectors], np.int64)

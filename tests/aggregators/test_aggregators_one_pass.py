@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from compressa.codecs import (
     Threshold,
     TopK,
 )
-from compressa.codecs.fused import Fused, Item
+from compressa.codecs.fused import Fused
 from compressa.parameters import ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
 from compressa.wrappers import ErrorFeedback
@@ -34,58 +34,42 @@ from compressa.wrappers import ErrorFeedback
 MODEL = [ParameterInfo(0, "matrix", (70, 40)), ParameterInfo(1, "vector", (333,))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Int4ByStages(Int4):
-    """Int4 in as many passes as there are stages."""
+def changed(codec: Codec, change: Callable[[Fused], Fused]) -> Codec:
+    """The codec, of which what it does in one pass is changed."""
 
-    @property
-    def fused(self) -> Fused:
-        return replace(super().fused, averager=None)
+    class Changed(type(codec)):  # type: ignore[misc]
+        @property
+        def fused(self) -> Fused:
+            return change(super().fused)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Int8ByStages(Int8):
-    """Int8 in as many passes as there are stages."""
-
-    @property
-    def fused(self) -> Fused:
-        return replace(super().fused, averager=None)
+    return Changed(**{each.name: getattr(codec, each.name) for each in fields(codec)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class OneBitByStages(OneBit):
-    """Scaled signs in as many passes as there are stages."""
-
-    @property
-    def fused(self) -> Fused:
-        return replace(super().fused, averager=None)
-
-
-AVERAGED: list[Sequence[Item]] = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class Int4Watched(Int4):
-    """Int4 that books what it makes the means of in one call."""
-
-    @cached_property
-    def fused(self) -> Fused:
-        make = super().fused.averager
-        assert make is not None
-        return replace(
-            super().fused, averager=lambda *given: AVERAGED.append(given[0]) or make(*given)
-        )
+def by_stages(codec: Codec) -> Codec:
+    """The codec in as many passes as there are stages."""
+    return changed(codec, partial(replace, averager=None))
 
 
 def scope_by_scope(codec: Codec) -> Codec:
     """The codec, of which each scope is encoded, checked and decoded by itself."""
+    return changed(codec, partial(replace, encoder=None, decoder=None, checker=None))
 
-    class ScopeByScope(type(codec)):  # type: ignore[misc]
-        @property
-        def fused(self) -> Fused:
-            return replace(super().fused, encoder=None, decoder=None, checker=None)
 
-    return ScopeByScope(**{each.name: getattr(codec, each.name) for each in fields(codec)})
+MADE: Counter[str] = Counter()
+
+
+def counting(fused: Fused) -> Fused:
+    """Count what is made for scopes of some addresses."""
+
+    def counted(name: str, make: Any) -> Any:
+        def made(*given: object) -> object:
+            MADE[name] += 1
+            return make(*given)
+
+        return made
+
+    names = [name for name in ("encoder", "decoder", "averager") if getattr(fused, name)]
+    return replace(fused, **{name: counted(name, getattr(fused, name)) for name in names})
 
 
 def outcome(
@@ -112,18 +96,18 @@ def outcome(
 
 
 @pytest.mark.parametrize(
-    ("codec", "by_stages", "feedback"),
+    ("codec", "feedback"),
     [
-        (Int4(), Int4ByStages(), True),
-        (Int4(mapping="maxmin"), Int4ByStages(mapping="maxmin"), False),
-        (Int8(mapping="maxmin"), Int8ByStages(mapping="maxmin"), True),
-        (OneBit(block=64), OneBitByStages(block=64), True),
-        (OneBit(), OneBitByStages(), False),
-        (Int8(rounding="stochastic"), Int8ByStages(rounding="stochastic"), False),
+        (Int4(), True),
+        (Int4(mapping="maxmin"), False),
+        (Int8(mapping="maxmin"), True),
+        (OneBit(block=64), True),
+        (OneBit(), False),
+        (Int8(rounding="stochastic"), False),
     ],
 )
-def test_one_pass_changes_no_bit(codec: Codec, by_stages: Codec, feedback: bool) -> None:
-    pairs = zip(outcome(codec, feedback, 3), outcome(by_stages, feedback, 3), strict=True)
+def test_one_pass_changes_no_bit(codec: Codec, feedback: bool) -> None:
+    pairs = zip(outcome(codec, feedback, 3), outcome(by_stages(codec), feedback, 3), strict=True)
     assert all(same_bits(one.numpy(), other.numpy()) for one, other in pairs)
 
 
@@ -161,40 +145,29 @@ def test_sparse_scopes_together_give_the_bits_of_each(codec: Codec, feedback: bo
 def test_only_a_plain_rule_is_carried_out_in_one_pass(
     rule: FeedbackRule | None, passes: bool
 ) -> None:
-    AVERAGED.clear()
-    codec = Int4Watched()
+    MADE.clear()
+    codec = changed(Int4(), counting)
     compressor = codec if rule is None else ErrorFeedback(codec=codec, rule=rule)
     world = LoopbackWorld(2, MODEL, compressor, exchange="scatter_reduce")
     world.step([{p.name: torch.ones(p.shape) for p in MODEL}] * 2)
-    assert bool(AVERAGED) == passes
+    assert bool(MADE["averager"]) == passes
 
 
-MADE: Counter[str] = Counter()
-
-
-def counted(name: str, make: Any) -> Any:
-    def made(*given: object) -> object:
-        MADE[name] += 1
-        return make(*given)
-
-    return made
-
-
-@dataclass(frozen=True, kw_only=True)
-class Int8Counted(Int8):
-    """Int8 that counts what it makes for scopes of some addresses."""
-
-    @cached_property
-    def fused(self) -> Fused:
-        own, names = super().fused, ("encoder", "decoder", "averager")
-        return replace(own, **{name: counted(name, getattr(own, name)) for name in names})
-
-
-def test_gradients_that_lie_elsewhere_are_taken_by_what_was_made() -> None:
+@pytest.mark.parametrize(
+    ("codec", "exchange", "parts"),
+    [
+        (Int8(), "scatter_reduce", {"encoder", "decoder", "averager"}),
+        (Threshold(threshold=2.0), "all_gather", {"encoder", "decoder"}),
+    ],
+)
+def test_gradients_that_lie_elsewhere_are_taken_by_what_was_made(
+    codec: Codec, exchange: str, parts: set[str]
+) -> None:
     """An optimizer that lets go of gradients has them made anew, elsewhere, in each step."""
+    MADE.clear()
     worlds = [
-        LoopbackWorld(2, MODEL, ErrorFeedback(codec=codec), exchange="scatter_reduce")
-        for codec in (Int8Counted(), Int8())
+        LoopbackWorld(2, MODEL, ErrorFeedback(codec=each), exchange=exchange)
+        for each in (changed(codec, counting), codec)
     ]
     same = [{p.name: torch.empty(p.shape) for p in MODEL} for _ in range(2)]
     kept, made = [], []
@@ -210,7 +183,7 @@ def test_gradients_that_lie_elsewhere_are_taken_by_what_was_made() -> None:
             assert all(same_bits(ours[p.name].numpy(), theirs[p.name].numpy()) for p in MODEL)
         made.append(MADE.total())
     assert made == made[:1] * 6
-    assert set(MADE) == {"encoder", "decoder", "averager"}
+    assert set(MADE) == parts
 
 
 def test_what_was_cut_before_is_found_where_it_lies() -> None:

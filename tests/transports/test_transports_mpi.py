@@ -37,14 +37,13 @@ from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import BackendUnavailable, ConfigError, Timeout
 from compressa.transports import mpi_process
 from compressa.transports.base import Key
-from compressa.transports.frames import Frame, Kind
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
+from compressa.transports.mpi import BUSY_S
 from compressa.transports.table import TRANSPORTS
 
 HAS_LEFT = "rank 1 is lost: it has left the training"
-FRAME_HEADER_BYTES = 48
 SOME_GOODBYES = [FRAME_HEADER_BYTES * count for count in range(4)]  # to who was done before
 DEADLINE_S = 4.0
-BETWEEN_LOOKS_S = 8e-3  # while something is under way; see `transports.mpi`
 
 under_mpiexec = pytest.mark.skipif(bool(missing()), reason=missing() or "all is here")
 
@@ -128,7 +127,7 @@ def cost_of_waiting(*, seconds: float) -> dict[str, float]:
         answers.wait(key)
         before_s, end_s = time.thread_time(), time.monotonic() + seconds
         while time.monotonic() < end_s:
-            time.sleep(BETWEEN_LOOKS_S)
+            time.sleep(BUSY_S)
         waking = (time.thread_time() - before_s) / seconds
         return {"idle": idle, "waiting": waiting, "waking": waking}
 
