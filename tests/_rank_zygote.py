@@ -130,6 +130,7 @@ def _serve(link_fd: int, stderr_fd: int) -> None:
     os.dup2(stderr_fd, 1)
     os.dup2(stderr_fd, 2)
     os.close(stderr_fd)
+    faulthandler.enable()  # a crash says where
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     warnings.filterwarnings("error", module="compressa")
     serve(socket.socket(fileno=link_fd))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from compressa.transports.reactor import Reactor
 _TICK_S = 0.25
 _PAUSE_S = 0.05
 _SETTLE_S = 10.0
-_END_S = 5.0  # for this thread to come to its end
+_END_S = 5.0  # for these threads to come to the end of what they are at
 
 Computed = Callable[[Task, str, float, float], None]
 
@@ -77,6 +77,7 @@ class Communication:
         self._pool = ThreadPoolExecutor(
             threads, thread_name_prefix="compressa-codec", initializer=self._enlist
         )
+        self._working: list[Future[None]] = []  # not all that have ended are out yet
         # What idles helps with a large unit.
         self._kernel_threads = KernelThreads(self._pool, threads)
         self._driver = Driver(
@@ -268,10 +269,21 @@ class Communication:
                 f"the communication thread has not ended within {_END_S:g} s: it waits in the "
                 "network library; its connections stay until the process ends"
             )
+        late = self._rest()
         try:
             self._transport.close(wait_s)
         finally:
             self._reactor.close()
+        if late:
+            raise TransportError(
+                f"{late} worker threads still compute after {_END_S:g} s; what they write to must "
+                "be left as it is until they end"
+            )
+
+    def _rest(self) -> int:
+        """Wait until no worker thread computes for a task; return how many still do."""
+        begun = [future for future in self._working if not future.cancel()]
+        return len(wait(begun, _END_S).not_done)
 
     def _enlist(self) -> None:
         self._device_stream.adopt()
@@ -325,6 +337,7 @@ class Communication:
             # Nothing may write to gradients any more when their owners hear of it. Whoever waits
             # in the transport goes on, and no longer keeps the driver.
             self._transport.fail(self._error)
+            self._rest()
         finally:  # and they must hear of it, whatever became of the transport
             with self._inline.alone() if self._inline else nullcontext():
                 self._driver.fail(self._error)
@@ -336,7 +349,9 @@ class Communication:
         if operation.quick or enqueues or self._inline is not None:
             done(*self._work(task, operation))
         else:
-            self._pool.submit(lambda: self.post(partial(done, *self._work(task, operation))))
+            self._working = [future for future in self._working if not future.done()]
+            work = self._pool.submit(lambda: self.post(partial(done, *self._work(task, operation))))
+            self._working.append(work)
 
     def _work(self, task: Task, operation: Compute) -> tuple[Any, CompressaError | None]:
         """Do it and note the time; return its result, or its failure."""

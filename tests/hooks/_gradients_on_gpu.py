@@ -64,9 +64,11 @@ class FutureOnGpu(_Future):
         super().__init__()
 
     def set_result(self, result: Any) -> None:
+        if isinstance(result, BaseException):  # which `set_exception` sets
+            return super().set_result(result)
         assert current_stream().priority == -1, "the result must be set on the engine's stream"
         with torch._C.DisableTorchFunctionSubclass():
-            super().set_result(result.as_subclass(torch.Tensor))
+            return super().set_result(result.as_subclass(torch.Tensor))
 
 
 def make_late(buffer: torch.Tensor) -> None:

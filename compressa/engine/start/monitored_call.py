@@ -28,7 +28,7 @@ from compressa.errors import CompressaError, Timeout, TransportError
 
 T = TypeVar("T")
 
-_ASK_S = 0.25  # for the store to say who has come
+_ASK_S = 1.0  # for the store to say who has come, on a machine that is busy
 _REFUSED = "refused: "
 _GAVE_UP = "gave up"
 _NOBODY = "nobody"  # what a store says of a key that it does not have
