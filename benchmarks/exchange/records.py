@@ -21,7 +21,8 @@ class Network(records.Row):
 
     `line_bytes_per_s` is the goodput of one plain TCP stream between two of the hosts.
     `message_s`, `byte_s` and `reduce_s` are what the cost model takes: fitted to exchanges of all
-    ranks with all others at two sizes, and to additions of all ranks at the same time.
+    ranks with all others at two sizes, and to additions of all ranks at the same time. The two of
+    `pair` are those of two ranks while the others are silent; older networks have none.
     `byte_spread` is how far the rounds of that fit disagree about a byte, as a share of it.
     """
 
@@ -32,6 +33,8 @@ class Network(records.Row):
     message_s: NotNegative
     byte_s: Positive
     reduce_s: Positive
+    pair_message_s: NotNegative | None = None
+    pair_byte_s: Positive | None = None
     byte_spread: NotNegative | None = None
 
     @property
@@ -47,7 +50,8 @@ class Network(records.Row):
     @property
     def cost(self) -> Link:
         """The link of the cost model."""
-        return Link(self.message_s, self.byte_s, self.reduce_s)
+        pair = self.pair_message_s, self.pair_byte_s
+        return Link(self.message_s, self.byte_s, self.reduce_s, *pair)
 
 
 class Row(Spread):

@@ -129,6 +129,8 @@ class ExchangeBench:
             message_s=figures.message_s,
             byte_s=figures.byte_s,
             reduce_s=figures.reduce_s,
+            pair_message_s=figures.pair_message_s,
+            pair_byte_s=figures.pair_byte_s,
             byte_spread=figures.byte_spread,
         )
         return _LiveNetwork(bed, ranks, network, figures)

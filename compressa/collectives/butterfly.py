@@ -90,6 +90,10 @@ def folded(size_bytes: int, ranks: int, core: list[Stage]) -> list[Stage]:
         ranks: How many take part, whether a power of two or not.
         core: The hops of the largest power of two among them.
     """
-    if 1 << lg_core(ranks) == ranks:
+    core_ranks = 1 << lg_core(ranks)
+    if core_ranks == ranks:
         return core
-    return [Stage(1, size_bytes, size_bytes, "in"), *core, Stage(1, size_bytes, way="out")]
+    outside = (ranks - core_ranks) / ranks
+    fold = Stage(1, size_bytes, size_bytes, "in", share=outside)
+    inside = [stage._replace(share=core_ranks / ranks) for stage in core]
+    return [fold, *inside, Stage(1, size_bytes, way="out", share=outside)]

@@ -131,7 +131,12 @@ class Costs:
 
     def _busy(self, busy_s: float) -> Link:
         """The link, where messages take so much longer."""
-        return replace(self.link, message_s=self.link.message_s + busy_s)
+        pair_s = self.link.pair_message_s
+        return replace(
+            self.link,
+            message_s=self.link.message_s + busy_s,
+            pair_message_s=None if pair_s is None else pair_s + busy_s,
+        )
 
 
 def formula_s(link: Link, name: str, size_bytes: int, ranks: int) -> float:

@@ -11,12 +11,10 @@ sends as much as it receives, that is the time of the plain formula, without mos
 reductions; a tree's root receives in one half of the hops and sends in the other, so that it takes
 half the time and a bit.
 
-The first segment has the port of such a root to itself in its first hop only. In the next ones the
-segments behind it, which have come up shorter branches, are on their way as well, and take their
-share of the port. A hop that hears from a branch of its own waits for as much of each earlier hop
-as it sends itself, or for as much as is left of it, and the way out begins so much later. (The rest
-is taken to pass evenly. Where ranks fold, and in trees of many segments, they come in bunches: that
-takes up to 1.25 times as long with 8 ranks, and 1.4 with 32.)
+Ranks that share a machine, or a switch, slow each other down. So there are two of a and of b: with
+all ranks at work, and between two while the others are silent. A hop at which only a share of the
+ranks is at work takes the busiest of them what it takes a pair, but never less than that share of
+what it takes all; and a sum never takes less than the shares of all its hops, one after the other.
 """
 
 from __future__ import annotations
@@ -39,6 +37,8 @@ class Stage(NamedTuple):
         way: Whether it sends and receives as much, or one of them only.
         depth: Of what comes in one way, how many hops have brought it together before; all that
             are before this one unless given.
+        share: What all ranks send in this hop, over what they would if each sent as much as the
+            busiest one sends, or receives.
     """
 
     messages: int
@@ -46,6 +46,7 @@ class Stage(NamedTuple):
     reduced_bytes: float = 0.0
     way: Way = "both"
     depth: int | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,18 @@ class Link:
     """What connects the ranks, each with a port of its own.
 
     Attributes:
-        message_s: a: what a message takes besides its bytes.
-        byte_s: b: seconds for each byte.
+        message_s: a: what a message takes besides its bytes, with all ranks at work.
+        byte_s: b: seconds for each byte, with all ranks at work.
         reduce_s: g: seconds for each byte that is combined.
+        pair_message_s: a between two ranks while the others are silent; as with all unless given.
+        pair_byte_s: b between two ranks while the others are silent; as with all unless given.
     """
 
     message_s: float
     byte_s: float
     reduce_s: float = 0.0
+    pair_message_s: float | None = None
+    pair_byte_s: float | None = None
 
     def time_s(self, stages: Iterable[Stage], segments: int = 1) -> float:
         """Predict how long hops take, one after the other.
@@ -79,9 +84,19 @@ class Link:
             for way in ("in", "out")
         )
         late = self._late_s(hops, segments) + (segments - 1) * outgoing
-        return first + max((segments - 1) * max(incoming, outgoing, combining), late)
+        busiest = first + max((segments - 1) * max(incoming, outgoing, combining), late)
+        shares = math.fsum(stage.share * self._all_s(stage) for stage in hops)
+        return max(busiest, segments * shares)
 
     def _port_s(self, stage: Stage) -> float:
+        """What a hop takes the busiest rank."""
+        message_s = self.message_s if self.pair_message_s is None else self.pair_message_s
+        byte_s = self.byte_s if self.pair_byte_s is None else self.pair_byte_s
+        all_s, pair_s = self._all_s(stage), stage.messages * message_s + stage.port_bytes * byte_s
+        return max(stage.share * all_s, min(pair_s, all_s))
+
+    def _all_s(self, stage: Stage) -> float:
+        """What a hop takes if all ranks have as much to do as the busiest one."""
         return stage.messages * self.message_s + stage.port_bytes * self.byte_s
 
     def _late_s(self, hops: Iterable[Stage], segments: int) -> float:

@@ -37,5 +37,8 @@ def stages(size_bytes: int, ranks: int) -> list[Stage]:
         ranks: How many sum them, at least 1.
     """
     workers = ranks - 1
-    port = workers * size_bytes
-    return [Stage(workers, port, port, "in"), Stage(workers, port, way="out")] if workers else []
+    if not workers:
+        return []
+    port, share = workers * size_bytes, 1 / ranks
+    gathering = Stage(workers, port, port, "in", share=share)
+    return [gathering, Stage(workers, port, way="out", share=share)]

@@ -95,6 +95,10 @@ def stages(size_bytes: int, ranks: int) -> list[Stage]:
         size_bytes: Of the values that are summed, as many on each rank.
         ranks: How many sum them, at least 1.
     """
-    branches = [min(1 << hop, ranks - (1 << hop)) for hop in range(hops(ranks))]
-    reducing = [Stage(1, size_bytes, size_bytes, "in", hops(branch)) for branch in branches]
-    return reducing + [Stage(1, size_bytes, way="out")] * len(branches)
+    masks = [1 << hop for hop in range(hops(ranks))]
+    shares = [-((mask - ranks) // (2 * mask)) / ranks for mask in masks]  # so many send upwards
+    reducing = [
+        Stage(1, size_bytes, size_bytes, "in", hops(min(mask, ranks - mask)), share)
+        for mask, share in zip(masks, shares, strict=True)
+    ]
+    return reducing + [Stage(1, size_bytes, way="out", share=share) for share in reversed(shares)]

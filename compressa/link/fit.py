@@ -1,7 +1,8 @@
 """Fits the cost model to what ranks measure: alike on a testbed and on the user's own network.
 
 a and b come from exchanges of every rank with every other, all at the same time, as sums have them:
-what ranks that share a machine or a switch take from each other is in them. g comes from additions
+what ranks that share a machine or a switch take from each other is in them; those of a pair come
+from two ranks that do so while the others are silent. g comes from additions
 of all ranks at the same time. Then every way of summing is timed at a few sizes, which says how far
 the formulas are off.
 
@@ -70,7 +71,9 @@ def fitted(
         rounds += [timed() for _ in range(several)]
     times = middle(rounds)
     several_s, byte_s = _line(times, HOP)
-    link = Link(several_s / (ranks - 1), byte_s, times[ADD, _ADD_BYTES] / _ADD_BYTES)
+    pair_message_s, pair_byte_s = _line(times, PAIR)
+    add_s = times[ADD, _ADD_BYTES] / _ADD_BYTES
+    link = Link(several_s / (ranks - 1), byte_s, add_s, pair_message_s, pair_byte_s)
     measured = tuple(
         Measured(
             algorithm=name,
@@ -85,7 +88,8 @@ def fitted(
         message_s=link.message_s,
         byte_s=link.byte_s,
         reduce_s=link.reduce_s,
-        pair_byte_s=_line(times, PAIR)[1],
+        pair_message_s=pair_message_s,
+        pair_byte_s=pair_byte_s,
         byte_spread=byte_spread(rounds),
         measured=measured,
     )

@@ -127,8 +127,28 @@ def test_every_rank_asks_for_as_many_exchanges_as_there_are_stages(name: str) ->
         assert exchanges(ALGORITHMS[name], size) == {len(ALGORITHMS[name].stages(400, size))}
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("size", [2, 3, 4, 6, 7, 8, 13, 16])
+def test_a_stage_says_what_share_of_the_ranks_is_at_work(name: str, size: int) -> None:
+    elems = 5040 * 16
+    stages = ALGORITHMS[name].stages(4 * elems, size)
+    hops = zip(*asked_for(ALGORITHMS[name], size, elems), strict=True)
+    for stage, hop in zip(stages, hops, strict=True):
+        sent, received = (
+            [sum(buffer.nbytes for buffer in buffers.values()) for buffers in way]
+            for way in zip(*((each.outgoing, each.incoming) for each in hop), strict=True)
+        )
+        share = sum(sent) / (size * max(*sent, *received))
+        assert stage.share == pytest.approx(share, rel=0.01)
+
+
 def exchanges(algorithm: Algorithm, size: int) -> set[int]:
     """The numbers of exchanges that ranks ask for in a sum of 100 elements."""
+    return set(map(len, asked_for(algorithm, size, 100)))
+
+
+def asked_for(algorithm: Algorithm, size: int, elems: int) -> list[list[Exchange]]:
+    """By rank, the exchanges that it asks for in a sum."""
     asked: list[list[Any]] = [[] for _ in range(size)]
 
     def counted(
@@ -136,8 +156,8 @@ def exchanges(algorithm: Algorithm, size: int) -> set[int]:
     ) -> Program[None]:
         return noted(algorithm.all_reduce(values, span, group, scratch), asked[group.index].append)
 
-    sum_all(Loopback(size), counted, [torch.zeros(100) for _ in range(size)])
-    return {sum(isinstance(operation, Exchange) for operation in own) for own in asked}
+    sum_all(Loopback(size), counted, [torch.zeros(elems) for _ in range(size)])
+    return [[each for each in own if isinstance(each, Exchange)] for own in asked]
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

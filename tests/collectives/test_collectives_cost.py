@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,18 +12,29 @@ from test_collectives_algorithms import sum_all
 
 from compressa.collectives.algorithms import ALGORITHMS, segmented, segments_of
 from compressa.collectives.choice import BACKEND, CANDIDATES, ROUND_ROBIN, Costs, formula_s, points
-from compressa.collectives.cost import Link, Stage
+from compressa.collectives.cost import Link, Stage, Way
 from compressa.transports.loopback import Loopback
 
 LINKS = st.builds(Link, st.floats(0, 1e-2), st.floats(1e-11, 1e-6), st.floats(0, 1e-9))
+FACTORS = st.floats(0, 1)
+
+
+def stage(
+    messages: int, size: int, reduced: int, way: Way, depth: int | None, part: float
+) -> Stage:
+    """Of those that send one way only, at most half the ranks send."""
+    return Stage(messages, size, reduced, way, depth, part if way == "both" else part / 2)
+
+
 STAGES = st.lists(
     st.builds(
-        Stage,
+        stage,
         st.integers(0, 9),
         st.integers(0, 10**9),
         st.integers(0, 10**9),
         st.sampled_from(["both", "in", "out"]),
         st.none() | st.integers(0, 6),
+        FACTORS,
     ),
     max_size=6,
 )
@@ -70,6 +83,34 @@ def test_segments_take_as_long_as_the_busiest_part_and_no_longer_than_in_turn(
     assert took_s >= nearly * segments * link.reduce_s * sum(
         stage.reduced_bytes for stage in stages
     )
+
+
+def with_pair(link: Link, message: float, byte: float) -> Link:
+    """A pair takes such shares of what it takes all."""
+    message_s, byte_s = message * link.message_s, byte * link.byte_s
+    return replace(link, pair_message_s=message_s, pair_byte_s=byte_s)
+
+
+@given(link=LINKS, stages=STAGES, segments=st.integers(1, 9), message=FACTORS, byte=FACTORS)
+def test_who_is_not_disturbed_takes_less_but_not_less_than_the_share_of_all(
+    link: Link, stages: list[Stage], segments: int, message: float, byte: float
+) -> None:
+    pair = with_pair(link, message, byte)
+    took_s, nearly = pair.time_s(stages, segments), 1 - 1e-12
+    assert took_s <= link.time_s(stages, segments) / nearly
+    alone = replace(link, message_s=message * link.message_s, byte_s=byte * link.byte_s)
+    assert took_s >= nearly * plain_s(alone, stages)
+    shares = [hop.share * plain_s(link, [hop._replace(reduced_bytes=0)]) for hop in stages]
+    assert took_s >= nearly * segments * sum(shares)
+
+
+@given(link=LINKS, stages=STAGES, segments=st.integers(1, 9), message=FACTORS, byte=FACTORS)
+def test_where_all_have_the_same_to_do_a_pair_counts_for_nothing(
+    link: Link, stages: list[Stage], segments: int, message: float, byte: float
+) -> None:
+    both = [hop._replace(way="both", share=1.0) for hop in stages]
+    pair = with_pair(link, message, byte)
+    assert pair.time_s(both, segments) == link.time_s(both, segments)
 
 
 @given(

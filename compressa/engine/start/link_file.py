@@ -67,15 +67,16 @@ class Figures(_Strict):
     """What was measured, in seconds, and seconds per byte.
 
     `message_s`, `byte_s` and `reduce_s` are the a, b and g of the cost model, with all ranks at
-    work at the same time; `pair_byte_s` is b between two ranks while the others are silent.
-    `byte_spread` is how far b lay apart from round to round, as a fraction of b; None in files that
-    are from before there were rounds.
+    work at the same time; `pair_message_s` and `pair_byte_s` are a and b between two ranks while
+    the others are silent. `byte_spread` is how far b lay apart from round to round, as a fraction
+    of b. Older files have not all of these.
     """
 
     ranks: Annotated[int, Field(ge=2, le=1 << 16)]
     message_s: Annotated[FiniteFloat, Field(ge=0, le=_LONGEST_S)]
     byte_s: Positive
     reduce_s: Positive
+    pair_message_s: Annotated[FiniteFloat, Field(ge=0, le=_LONGEST_S)] | None = None
     pair_byte_s: Positive
     byte_spread: _Fraction | None = None
     measured: Annotated[tuple[Measured, ...], Field(max_length=1 << 16)]
@@ -95,8 +96,9 @@ class Figures(_Strict):
 
     @property
     def link(self) -> Link:
-        """The link of the cost model: a, b and g."""
-        return Link(self.message_s, self.byte_s, self.reduce_s)
+        """The link of the cost model: a, b and g, and a and b of a pair."""
+        pair = self.pair_message_s, self.pair_byte_s
+        return Link(self.message_s, self.byte_s, self.reduce_s, *pair)
 
     @property
     def costs(self) -> Costs:
@@ -109,8 +111,10 @@ class Figures(_Strict):
         costs = self.costs
         if pace_bits_per_s is None:
             return costs
-        byte_s = max(costs.link.byte_s, 8 / pace_bits_per_s)
-        return replace(costs, link=replace(costs.link, byte_s=byte_s))
+        pace_s = 8 / pace_bits_per_s
+        byte_s, pair_byte_s = (max(s, pace_s) for s in (self.byte_s, self.pair_byte_s))
+        link = replace(costs.link, byte_s=byte_s, pair_byte_s=pair_byte_s)
+        return replace(costs, link=link)
 
 
 class LinkFile(Figures):
