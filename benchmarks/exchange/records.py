@@ -60,7 +60,9 @@ class Row(Spread):
     Of each chain of operations the slowest rank counts. `formula_bytes` pass the busiest port by
     the method's formula, and `line_rate_share` is the time they take at line rate, over the
     median; `counted_bytes` is what all hosts' interfaces have sent, `load` the share of the
-    machine's processors that were busy, by whatever.
+    machine's processors that were busy, by whatever. `predicted_s` is what the cost model's formula
+    says, `calibrated_s` what `auto` goes by: the formula, times what it was off at sizes that were
+    measured before. Older rows have only the first.
     """
 
     part: str = "sums"
@@ -74,6 +76,7 @@ class Row(Spread):
     formula_bytes: Positive
     line_rate_share: Positive
     predicted_s: Positive | None
+    calibrated_s: Positive | None = None
     counted_bytes: NonNegativeInt | None
     load: NotNegative
     timestamp: AwareDatetime
@@ -85,8 +88,13 @@ class Row(Spread):
 
     @property
     def error(self) -> float | None:
-        """How far the predicted time is off, as a share of the measured one."""
+        """How far the formula's time is off, as a share of the measured one."""
         return None if self.predicted_s is None else abs(self.predicted_s / self.median_s - 1)
+
+    @property
+    def calibrated_error(self) -> float | None:
+        """How far the time is off that `auto` goes by."""
+        return None if self.calibrated_s is None else abs(self.calibrated_s / self.median_s - 1)
 
 
 class Omitted(records.Row):

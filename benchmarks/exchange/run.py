@@ -56,6 +56,12 @@ class _LiveNetwork:
     network: Network
     figures: Figures | None = None
 
+    def calibrated_s(self, method: Method, size_bytes: int) -> float | None:
+        """What `auto` takes a sum for; None of what it does not choose from."""
+        if self.figures is None or method.name not in self.figures.costs.measured:
+            return None
+        return self.figures.costs.time_s(method.name, size_bytes, self.network.hosts)
+
     def __str__(self) -> str:
         return f"{self.network.hosts} hosts, {self.network.link}"
 
@@ -212,6 +218,7 @@ class ExchangeBench:
             formula_bytes=formula_bytes,
             line_rate_share=line_s / samples.median,
             predicted_s=method.predicted_s(network.cost, size_bytes, hosts),
+            calibrated_s=live.calibrated_s(method, size_bytes),
             counted_bytes=counted_bytes,
             load=load,
             timestamp=now(),

@@ -290,14 +290,16 @@ class TestTargets:
 
     def test_the_model_is_judged_by_large_rows(self) -> None:
         rows = [
-            row("ring", 1 << 20, 1.0, predicted_s=1.05),
-            row("tree", 1 << 20, 1.0, predicted_s=0.96),
+            row("ring", 1 << 20, 1.0, predicted_s=1.05, calibrated_s=1.02),
+            row("tree", 1 << 20, 1.0, predicted_s=0.96, calibrated_s=0.8),
             row("round_robin", 1 << 20, 1.0, predicted_s=0.7),
-            row("ring", 1024, 1.0, predicted_s=9.0),
+            row("ring", 1024, 1.0, predicted_s=9.0, calibrated_s=9.0),
         ]
-        assert verdict("model, median error", whole(*rows)).reached == "5%"
-        found = verdict("model, worst error", whole(*rows))
+        assert verdict("formula, median error", whole(*rows)).reached == "5%"
+        found = verdict("formula, worst error", whole(*rows))
         assert (found.reached, found.at, found.met) == ("30%", "round_robin, 1 MiB", False)
+        found = verdict("what auto goes by, worst error", whole(*rows))
+        assert (found.reached, found.at, found.met) == ("20%", "tree, 1 MiB", True)
 
     @pytest.mark.parametrize(
         ("link", "speed_up", "met"),
