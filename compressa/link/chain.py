@@ -83,12 +83,15 @@ def timed(
         return Timed([sample(1) for _ in range(rounds)], 1 + rounds)
     if slowest(first_s) >= _LONG * budget_s:
         return Timed([first_s], 1)
-    samples_s = [sample(1)]
-    usual_s = max(slowest(samples_s[0]), 1e-7)
-    count = min(math.ceil(LEAST_CHAIN_S / usual_s), _MOST_OPERATIONS)
-    if count > 1:
-        samples_s = []
+    count, longer, operations = 0, 1, 1
+    while longer >= 2 * count:  # or what disturbed a short one would have made all of them short
+        count = longer
+        samples_s = [sample(count)]
+        operations += count
+        usual_s = max(slowest(samples_s[0]), 1e-7)
+        longer = min(math.ceil(LEAST_CHAIN_S / usual_s), _MOST_OPERATIONS)
     fit = min(int(budget_s / (count * usual_s)), _MOST_CHAINS)
     while len(samples_s) < max(fit, _LEAST_CHAINS if usual_s < budget_s else 1):
         samples_s.append(sample(count))
-    return Timed(samples_s, 1 + count * len(samples_s) + (count > 1))
+        operations += count
+    return Timed(samples_s, operations)

@@ -130,6 +130,32 @@ class TestChain:
         if samples > 1:
             assert (done - lengths[-1]) * call_s >= LEAST_CHAIN_S * 0.99
 
+    @pytest.mark.parametrize("call_s", [2e-6, 2e-5, 1e-3])
+    @pytest.mark.parametrize("pause_s", [1e-3, 0.04])
+    def test_a_chain_is_as_long_though_the_operation_that_is_timed_first_pauses(
+        self, call_s: float, pause_s: float
+    ) -> None:
+        """Else all chains would lie within a moment in which others use the machine."""
+        done, now_s, begun = 0, [0.0], []
+
+        def call() -> None:
+            nonlocal done
+            done += 1
+            now_s[0] += call_s + (pause_s if done == 2 else 0.0)
+
+        found, operations = timed(
+            call,
+            lambda: None,
+            lambda: begun.append(now_s[0]),
+            lambda s: s,
+            1.0,
+            clock=lambda: now_s[0],
+        )
+        assert found == pytest.approx([call_s] * 7)
+        assert operations == done
+        least_s = min(LEAST_CHAIN_S, 2000 * call_s)
+        assert (now_s[0] - begun[-7]) / 7 >= least_s / 2
+
 
 class TestPlan:
     """Which rows are wanted."""
