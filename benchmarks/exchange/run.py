@@ -132,11 +132,7 @@ class ExchangeBench:
             link=str(bed.link),
             rate_bits_per_s=bed.link.rate_bits_per_s,
             line_bytes_per_s=line_bytes_per_s,
-            message_s=figures.message_s,
-            byte_s=figures.byte_s,
-            reduce_s=figures.reduce_s,
-            pair_message_s=figures.pair_message_s,
-            pair_byte_s=figures.pair_byte_s,
+            **vars(figures.link),
             byte_spread=figures.byte_spread,
         )
         return _LiveNetwork(bed, ranks, network, figures)

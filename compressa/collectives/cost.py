@@ -11,6 +11,13 @@ sends as much as it receives, that is the time of the plain formula, without mos
 reductions; a tree's root receives in one half of the hops and sends in the other, so that it takes
 half the time and a bit.
 
+The first segment has the port of such a root to itself in its first hop only. In the next ones the
+segments behind it, which have come up shorter branches, are on their way as well, and take their
+share of the port. A hop that hears from a branch of its own waits for as much of each earlier hop
+as it sends itself, or for as much as is left of it, and the way out begins so much later. (The rest
+is taken to pass evenly. Where ranks fold, and in trees of many segments, they come in bunches: that
+takes up to 1.25 times as long with 8 ranks, and 1.4 with 32.)
+
 Ranks that share a machine, or a switch, slow each other down. So there are two of a and of b: with
 all ranks at work, and between two while the others are silent. A hop at which only a share of the
 ranks is at work takes the busiest of them what it takes a pair, but never less than that share of

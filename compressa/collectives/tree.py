@@ -96,7 +96,7 @@ def stages(size_bytes: int, ranks: int) -> list[Stage]:
         ranks: How many sum them, at least 1.
     """
     masks = [1 << hop for hop in range(hops(ranks))]
-    shares = [-((mask - ranks) // (2 * mask)) / ranks for mask in masks]  # so many send upwards
+    shares = [-(-(ranks - mask) // (2 * mask)) / ranks for mask in masks]  # so many send upwards
     reducing = [
         Stage(1, size_bytes, size_bytes, "in", hops(min(mask, ranks - mask)), share)
         for mask, share in zip(masks, shares, strict=True)

@@ -276,8 +276,8 @@ class Communication:
             self._reactor.close()
         if late:
             raise TransportError(
-                f"{late} worker threads still compute after {_END_S:g} s; what they write to must "
-                "be left as it is until they end"
+                f"{late} of {self._threads} worker threads still compute after {_END_S:g} s; what "
+                "they write to must be left as it is until they end"
             )
 
     def _rest(self) -> int:

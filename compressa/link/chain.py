@@ -90,6 +90,7 @@ def timed(
         operations += count
         usual_s = max(slowest(samples_s[0]), 1e-7)
         longer = min(math.ceil(LEAST_CHAIN_S / usual_s), _MOST_OPERATIONS)
+    count = max(count, longer)
     fit = min(int(budget_s / (count * usual_s)), _MOST_CHAINS)
     while len(samples_s) < max(fit, _LEAST_CHAINS if usual_s < budget_s else 1):
         samples_s.append(sample(count))

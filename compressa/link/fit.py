@@ -2,9 +2,9 @@
 
 a and b come from exchanges of every rank with every other, all at the same time, as sums have them:
 what ranks that share a machine or a switch take from each other is in them; those of a pair come
-from two ranks that do so while the others are silent. g comes from additions
-of all ranks at the same time. Then every way of summing is timed at a few sizes, which says how far
-the formulas are off.
+from two ranks that do so while the others are silent. g comes from additions of all ranks at the
+same time. Then every way of summing is timed at a few sizes, which says how far the formulas are
+off.
 
 Whatever else uses the network or the processors for a moment disturbs what is timed in it. So each
 thing is timed in several rounds, of which each has all of them, and of each the median over the
@@ -71,9 +71,8 @@ def fitted(
         rounds += [timed() for _ in range(several)]
     times = middle(rounds)
     several_s, byte_s = _line(times, HOP)
-    pair_message_s, pair_byte_s = _line(times, PAIR)
     add_s = times[ADD, _ADD_BYTES] / _ADD_BYTES
-    link = Link(several_s / (ranks - 1), byte_s, add_s, pair_message_s, pair_byte_s)
+    link = Link(several_s / (ranks - 1), byte_s, add_s, *_line(times, PAIR))
     measured = tuple(
         Measured(
             algorithm=name,
@@ -85,11 +84,7 @@ def fitted(
     )
     return Figures(
         ranks=ranks,
-        message_s=link.message_s,
-        byte_s=link.byte_s,
-        reduce_s=link.reduce_s,
-        pair_message_s=pair_message_s,
-        pair_byte_s=pair_byte_s,
+        **vars(link),
         byte_spread=byte_spread(rounds),
         measured=measured,
     )

@@ -101,7 +101,7 @@ def test_a_computation_that_does_not_end_is_told_of(communication: Communication
     computing = started(communication, count=2)
     with (
         mock.patch.object(compressa.engine.communication, "_END_S", 0.2),
-        pytest.raises(TransportError, match="2 worker threads"),
+        pytest.raises(TransportError, match="2 of 2 worker threads"),
     ):
         communication.close(0.0)
     computing.let_end()

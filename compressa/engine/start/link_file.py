@@ -38,6 +38,7 @@ MOST_SPREAD = 0.1
 _MOST_BYTES = 64 << 20
 _LONGEST_S = 1e6
 Positive = Annotated[FiniteFloat, Field(ge=1e-30, le=_LONGEST_S)]
+_NotNegative = Annotated[FiniteFloat, Field(ge=0, le=_LONGEST_S)]
 _Count = Annotated[int, Field(ge=1, le=1 << 20)]
 _Fraction = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
 
@@ -73,10 +74,10 @@ class Figures(_Strict):
     """
 
     ranks: Annotated[int, Field(ge=2, le=1 << 16)]
-    message_s: Annotated[FiniteFloat, Field(ge=0, le=_LONGEST_S)]
+    message_s: _NotNegative
     byte_s: Positive
     reduce_s: Positive
-    pair_message_s: Annotated[FiniteFloat, Field(ge=0, le=_LONGEST_S)] | None = None
+    pair_message_s: _NotNegative | None = None
     pair_byte_s: Positive
     byte_spread: _Fraction | None = None
     measured: Annotated[tuple[Measured, ...], Field(max_length=1 << 16)]
