@@ -30,7 +30,8 @@ RANK_CORES = 2
 """All ranks of a case together have so many, whatever the machine has."""
 
 _LEAST_STEPS, _MOST_STEPS = 4, 20  # of a turn: ranks find their order in the first
-_CHOSEN_STEP = {"hook": 68, "overlapped": 96}  # by then a way was chosen
+_CHOSEN_STEP = {"hook": 68, "overlapped": 96}  # by then a way was chosen, if one clearly leads
+_MORE_STEPS, _MOST_STRETCHES = 30, 6  # until one was chosen in any case
 _LEAST_WARM, _WARM_TURNS = 2, 2.5  # steps, and turns: a method finds its way before it is timed
 
 
@@ -179,7 +180,11 @@ def _warm_step_s(ranks: Ranks, method: Method, budget_s: float) -> float:
     """
     if method.client in _CHOSEN_STEP and method.compressor != "none":
         steps = _CHOSEN_STEP[method.client]
-        step_s: float = ranks.ask("train", method=method, steps=steps)["step_s"]
+        for _ in range(_MOST_STRETCHES):
+            step_s: float = ranks.ask("train", method=method, steps=steps)["step_s"]
+            if not ranks.ask("look", method=method)["measuring"]:
+                break
+            steps = _MORE_STEPS
         return step_s
     steps_s: list[float] = []
     end_s = time.monotonic() + _WARM_TURNS * budget_s

@@ -240,6 +240,11 @@ class Training:
         trainer.settle()
         return {"step_s": step_s, **spent_s, **_per_step(trainer.traffic(), sent, steps + 1)}
 
+    def look(self, method: Method) -> dict[str, bool]:
+        """Tell whether steps are still done in one way after another, of those that there are."""
+        handle = self._trainers[method.name].handle
+        return {"measuring": handle is not None and handle.stats().overlap.measuring}
+
     def check(self, method: Method) -> None:
         """Look whether training went well.
 

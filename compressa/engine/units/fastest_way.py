@@ -8,9 +8,10 @@ it. The others are tried again ever more rarely.
 
 A shared machine's own speed drifts by more than the ways differ. So rounds are compared only with
 those beside them: in a cycle, which has one round of each way, a way takes a share of the cycle's
-mean, and of the shares of several cycles the median counts. When steps have come to take another
-time, as they do when the link changes, a cycle is done at once, and if another way is the fastest
-in it, what was known is forgotten.
+mean, and of the shares of several cycles the median counts. There are as many cycles as it takes
+until the fastest way's lead is more than the error of what was measured. When steps have come to
+take another time, as they do when the link changes, a cycle is done at once; if another way is the
+fastest in it, another cycle; and if one is in that, too, what was known before both is forgotten.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from compressa.engine.measuring.stats import WAYS, Overlap, Way
 _FORM = struct.Struct(f"<B?{len(WAYS)}d")
 _BETTER = 0.98  # others have to take less: what takes as long is done in the plain way
 _PLAIN: Final[Way] = "at once"
-_FIRST_ROUNDS = 3  # of each way, before there is a choice
+_FIRST_ROUNDS = 3  # of each way, at least, before there is a choice
 _MOST_ROUNDS = 64
+_AGAINST = 2  # cycles in turn without the chosen way as the fastest: what was known is no longer so
 _PAUSE = 3.0  # so many usual steps
-_KEPT = 9  # rounds of each way
+_KEPT = 9  # rounds of each way; after as many there is a choice in any case
+_ERROR = 1.25  # of a median, in mean deviations over the root of their number, where noise is normal
 _DRIFT, _SPREADS = 0.1, 4.0  # of the usual time, and of its median deviation: what is another time
 _EARLY_DRIFT = 0.3  # while fewer rounds are known
 
@@ -47,10 +50,11 @@ class FastestWay:
 
     def __init__(self, ways: Sequence[Way]) -> None:
         self._begun = False
-        self._rounds = 1  # from one cycle to the next, if nothing changes
+        self._rounds = 0  # from one cycle to the next; each that changes nothing doubles them
         self._left = 0
         self._off = 0  # 1 or -1 if the last round took longer or shorter than usual
         self._doubted = False  # steps take another time, so the fastest way may be another, too
+        self._against = 0  # cycles since then in which it was another
         self._chosen: Way = _PLAIN
         self._seen = {way: deque[float](maxlen=_KEPT) for way in ways}
         self._cycle: dict[Way, float] = {}  # the last round of each way that had one in it
@@ -79,7 +83,7 @@ class FastestWay:
             return now
         if len(self._cycle) == len(self._seen):
             self._compare()
-            if len(self._shares[_PLAIN]) >= _FIRST_ROUNDS:
+            if not self._doubted and self._is_clear():
                 return self._decided(now)
         way = next(way for way in self._seen if way not in self._cycle)
         return replace(now, way=way, measuring=True)
@@ -105,27 +109,52 @@ class FastestWay:
         return Overlap(now.way, now.measuring, *map(times.get, WAYS))
 
     def _compare(self) -> None:
-        """Learn what share of a cycle's mean each way took; forget others if they were in doubt."""
-        if self._doubted and _fastest(self._cycle) != self._chosen:
-            for shares in self._shares.values():
-                shares.clear()
-        self._doubted = False
+        """Learn what share of a cycle's mean each way took; forget older ones that have changed."""
+        if self._doubted:
+            self._against = 0 if _fastest(self._cycle) == self._chosen else self._against + 1
+            self._doubted = 0 < self._against < _AGAINST
+            if self._against == _AGAINST:
+                self._against = 0
+                for way, shares in self._shares.items():
+                    self._shares[way] = deque([*shares][1 - _AGAINST :], _KEPT)
         mean_s = fmean(self._cycle.values())
         for way, step_s in self._cycle.items():
             self._shares[way].append(step_s / mean_s)
         self._cycle.clear()
 
+    def _is_clear(self) -> bool:
+        """Whether the fastest way leads each other by no less than the error of that."""
+        count = len(self._shares[_PLAIN])
+        if not _FIRST_ROUNDS <= count < _KEPT:
+            return count == _KEPT
+        due = {way: [_due(way, share) for share in each] for way, each in self._shares.items()}
+        best = due.pop(self._best())
+        for shares in due.values():
+            leads = [other - own for other, own in zip(shares, best, strict=True)]
+            lead = median(leads)
+            deviation = fmean(abs(each - lead) for each in leads)
+            if lead < _ERROR * deviation / math.sqrt(count):
+                return False
+        return True
+
     def _decided(self, tried: Overlap) -> Overlap:
-        way = _fastest({way: median(shares) for way, shares in self._shares.items()})
-        fresh = way != self._chosen or len(self._shares[way]) == _FIRST_ROUNDS
-        self._left = self._rounds = 1 if fresh else min(2 * self._rounds, _MOST_ROUNDS)
+        way = self._best()
+        more = 0 if way != self._chosen else 2 * self._rounds
+        self._left = self._rounds = min(max(more, 1), _MOST_ROUNDS)
         self._chosen = way
         return replace(tried, way=way, measuring=False)
 
+    def _best(self) -> Way:
+        return _fastest({way: median(shares) for way, shares in self._shares.items()})
+
 
 def _fastest(times: Mapping[Way, float]) -> Way:
-    due = {**times, _PLAIN: _BETTER * times[_PLAIN]}
+    due = {way: _due(way, time) for way, time in times.items()}
     return min(due, key=lambda way: (due[way], way != _PLAIN))
+
+
+def _due(way: Way, time: float) -> float:
+    return _BETTER * time if way == _PLAIN else time
 
 
 def usual_s(steps_s: Sequence[float]) -> float:
