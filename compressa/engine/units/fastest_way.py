@@ -34,7 +34,7 @@ _MOST_ROUNDS = 64
 _AGAINST = 2  # cycles in turn without the chosen way as the fastest: what was known is no longer so
 _PAUSE = 3.0  # so many usual steps
 _KEPT = 9  # rounds of each way; after as many there is a choice in any case
-_ERROR = 1.25  # of a median, in mean deviations over the root of their number, where noise is normal
+_ERROR = 1.25  # of a median: so many mean deviations over the root of their number
 _DRIFT, _SPREADS = 0.1, 4.0  # of the usual time, and of its median deviation: what is another time
 _EARLY_DRIFT = 0.3  # while fewer rounds are known
 
