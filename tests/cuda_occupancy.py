@@ -136,13 +136,20 @@ DECODERS = (
     Stream("onebit", "dequantize_by_warps", 4 + 16, 4.125, 4),
 )
 """Words of codes, and what they are added to."""
-SUMS = (
-    *(Stream("blockwise", f"sum_{bits}_by_warps", 4 * 4, bits / 2, 4) for bits in (8, 4, 2)),
-    Stream("fp8", "sum_by_warps", 4 * 4, 4, 4),
-    Stream("natural", "sums", 4 * (4 + 4), 4.5, 4),
-    Stream("onebit", "sum_by_warps", 4 * 4, 0.5, 4),
+_SUMS_AND_RUNS = (
+    # Of two fours in each plane.
+    (Stream("blockwise", "sum_8_by_warps", 2 * 4 * 4, 4, 4), 2 * (16 + 4 * 4)),
+    (Stream("blockwise", "sum_4_by_warps", 2 * 4 * 4, 2, 4), 2 * (2 * 16 + 4 * 4)),
+    (Stream("fp8", "sum_by_warps", 2 * 4 * 4, 4, 4), 2 * (16 + 4 * 4)),
+    (Stream("blockwise", "sum_2_by_warps", 4 * 4, 1, 4), 16 + 4 * 4),
+    # The code has loads for eight payloads.
+    (Stream("natural", "sums", 4 * (4 + 4), 4.5, 4), 16 + 8 * (4 + 4)),
+    (Stream("onebit", "sum_by_warps", 4 * 4, 0.5, 4), 16 + 8 * 4),
 )
-"""Words of codes of four payloads; the code has loads for eight, and of the sums so far."""
+SUMS = tuple(stream for stream, _ in _SUMS_AND_RUNS)
+"""Words of codes of four payloads."""
+RUNS_OF_SUMS = dict(_SUMS_AND_RUNS)
+"""Bytes of loads that lie beside each other in the code: with those of the sums so far."""
 CASTS = (
     Stream("casts", "widened", 2 * (8 + 16), 6, 4),
     Stream("casts", "sums", 4 * 8, 8, 4),
@@ -187,13 +194,13 @@ ALIGNED = (
     Vectors("strata", "multiply_by_strata", 1, 1),
     Vectors("casts", "narrow", 4, 4),
     *(
-        Vectors(source, f"sum{bits}_by_{team}", 1, 2)  # of 32 bits, or of 16
-        for source, bits in (
-            ("blockwise", "_8"),
-            ("blockwise", "_4"),
-            ("blockwise", "_2"),
-            ("fp8", ""),
-            ("onebit", ""),
+        Vectors(source, f"sum{bits}_by_{team}", fours, 2 * fours)  # of 32 bits, or of 16
+        for source, bits, fours in (
+            ("blockwise", "_8", 2),
+            ("blockwise", "_4", 4),
+            ("blockwise", "_2", 1),
+            ("fp8", "", 2),
+            ("onebit", "", 1),
         )
         for team in ("warps", "ctas")
     ),

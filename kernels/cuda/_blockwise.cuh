@@ -213,51 +213,75 @@ DEVICE void quantize_group(
 
 // Sums of block-wise payloads, one block by a team.
 
-// A block of `size` elements from `low` on; see below. WHOLE: it has fours only, at addresses that
+// A block of `size` elements from `low` on; see below. FOURS: that a thread takes together of a
+// plane, and if there are several of all planes. WHOLE: the block has fours only, at addresses that
 // allow vectors.
-template <int THREADS, int EACH, bool WHOLE, class Payloads>
+template <int THREADS, int EACH, int FOURS, bool WHOLE, class Payloads>
 DEVICE void sum_fours(
     const Payloads& payloads, bool ranged, Sums sums, bool alone, i64 b, i64 low, int size,
     int zero, float weight) {
+    constexpr int STEP = 4 * THREADS, PLANES = FOURS > 1 ? EACH : 1;
     int width = (size + EACH - 1) / EACH;
-    float own[MOST], offsets[MOST];
-    FOR_PAYLOADS(r) {
-        own[r] = payloads.codes(r) ? payloads.scales(r)[b] : 0.0f;
-        offsets[r] = payloads.codes(r) && ranged ? payloads.offsets(r)[b] : 0.0f;
-    }
-    for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
-        int some = WHOLE ? 4 : min(4, width - i);
-        u32 words[MOST];
-        FOR_PAYLOADS(r) if (payloads.codes(r))
-            words[r] = load4<WHOLE>(payloads.codes(r), low / EACH + i, some);
-        for (int plane = 0; plane < EACH; ++plane) {
-            int first = plane * width + i, count = WHOLE ? 4 : min(some, size - first);
-            float total[4], values[4];
-            begin4<WHOLE>(sums, low + first, count, total);
-            if (alone) total[0] = total[1] = total[2] = total[3] = -0.0f;
-            FOR_PAYLOADS(r) if (payloads.codes(r)) {
-                decode4<EACH>(words[r], plane, zero, own[r], offsets[r], ranged, values);
-                add4(total, values, weight);
+    for (int i = 4 * team_thread<THREADS>(); i < width; i += FOURS * STEP)
+        for (int plane = 0; plane < EACH; plane += PLANES) {
+            auto for_fours = [&](auto visit) {
+                UNROLLED for (int f = 0; f < FOURS; ++f) {
+                    int own = i + f * STEP;
+                    if (f && own >= width) continue;
+                    UNROLLED for (int p = 0; p < PLANES; ++p) {
+                        int first = (plane + p) * width + own;
+                        visit(f, p, first, WHOLE ? 4 : min(min(4, width - own), size - first));
+                    }
+                }
+            };
+            float total[FOURS][PLANES][4] = {};
+            for_fours([&](int f, int p, int first, int count) {
+                begin4<WHOLE>(sums, low + first, count, total[f][p]);
+                if (alone)
+                    for (int u = 0; u < 4; ++u) total[f][p][u] = -0.0f;
+            });
+            FOR_ASKED(from) if (payloads.codes(from)) {
+                u32 words[ASKED][FOURS] = {};
+                float scales[ASKED], offsets[ASKED];
+                FOR_EACH_ASKED(r) if (payloads.codes(from + r)) {
+                    const u8* codes = payloads.codes(from + r);
+                    UNROLLED for (int f = 0; f < FOURS; ++f) {
+                        int own = i + f * STEP, some = WHOLE ? 4 : min(4, width - own);
+                        if (f && own >= width) continue;
+                        words[r][f] = load4<WHOLE>(codes, low / EACH + own, some);
+                    }
+                    scales[r] = payloads.scales(from + r)[b];
+                    offsets[r] = ranged ? payloads.offsets(from + r)[b] : 0.0f;
+                }
+                for_fours([&](int f, int p, int, int) {
+                    FOR_EACH_ASKED(r) if (payloads.codes(from + r)) {
+                        float values[4];
+                        decode4<EACH>(
+                            words[r][f], plane + p, zero, scales[r], offsets[r], ranged, values);
+                        add4(total[f][p], values, weight);
+                    }
+                });
             }
-            finish4<WHOLE>(sums, low + first, count, total);
+            for_fours([&](int f, int p, int first, int count) {
+                finish4<WHOLE>(sums, low + first, count, total[f][p]);
+            });
         }
-    }
 }
 
 // The sums of block b of n elements. `payloads` says where what payload r has begins: its codes
 // (null where there is no such payload), scales and offsets. A payload that comes alone is decoded,
 // not added to 0, which would take the sign off its -0: and -0 + x is x, whatever x is. Even: fours
 // of whole blocks allow vectors everywhere.
-template <int THREADS, int EACH, class Payloads>
+template <int THREADS, int EACH, int FOURS, class Payloads>
 DEVICE void sum_block(
     const Payloads& payloads, bool ranged, Sums sums, bool alone, i64 b, i64 n, int block,
     int zero, float weight, bool even) {
     i64 low = b * block;
     int size = int(min(i64(block), n - low));
     if (even && size == block)
-        sum_fours<THREADS, EACH, true>(
+        sum_fours<THREADS, EACH, FOURS, true>(
             payloads, ranged, sums, alone, b, low, size, zero, weight);
     else
-        sum_fours<THREADS, EACH, false>(
+        sum_fours<THREADS, EACH, FOURS, false>(
             payloads, ranged, sums, alone, b, low, size, zero, weight);
 }

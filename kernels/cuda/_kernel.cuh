@@ -8,6 +8,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define DEVICE static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
 
 // Elsewhere than on a GPU, whoever compiles this brings a KERNEL of their own, which notes the
 // kernel and the types of its parameters. CROWDED: so many CTAs share a multiprocessor's registers.

@@ -223,18 +223,28 @@ DEVICE void surveyed4(const Source& from, i64 i, int count, int step, float (&q)
         for (int u = 0; u < 4; ++u) q[t][u] = q[t][u] * feedback.back;
 }
 
+// What a warp has of a tile at a time: AT_ONCE fours in each lane, STEP elements apart.
+constexpr int AT_ONCE = 2, STEP = 4 * WARP;
+
+// A survey that measures nothing else.
+struct Unmeasured {
+    METHOD void take(int, int, const float (&)[AT_ONCE][4]) {}
+    METHOD void end(i64, i64, int) {}
+};
+
 // Mark and count the candidates of a tile; return the largest magnitude that this lane sees. WHOLE:
 // the tile has fours only, at addresses that allow vectors.
-template <bool FIRST, bool WHOLE>
+template <bool FIRST, bool WHOLE, class Measure>
 DEVICE u32 survey_tile(
-    const Source& from, i64 low, u32 least, u32 begin, u32 shift, u32* marks, u32* counts) {
-    constexpr int STEP = 4 * WARP, AT_ONCE = 2;
+    const Source& from, i64 low, u32 least, u32 begin, u32 shift, u32* marks, u32* counts,
+    Measure& measure) {
     int lane = team_thread<WARP>(), size = WHOLE ? TILE : int(min(i64(TILE), from.n - low));
     u32 largest = 0;
     for (int step = 0; step < TILE; step += AT_ONCE * STEP) {
         float q[AT_ONCE][4];
         int begins = step + 4 * lane;
         surveyed4<FIRST, WHOLE>(from, low + begins, WHOLE ? TILE : size - begins, STEP, q);
+        measure.take(step, size, q);
         for (int b = 0; b < AT_ONCE; ++b) {
             int i = begins + b * STEP;
             u32 word = 0;
@@ -255,11 +265,11 @@ DEVICE u32 survey_tile(
     return largest;
 }
 
-// Leave q in the residual; mark and count candidates, in the second survey in counts[1]. Each warp
-// calls measure(tile, low, size) for its tiles. Returns whether this CTA is the last to finish, and
-// so knows all.
-template <bool FIRST, class Measure>
-DEVICE bool surveyed(const Source& from, State* state, u64* marks, Measure measure) {
+// Leave q in the residual; mark and count candidates, in the second survey in counts[1]. Of each of
+// its tiles a warp calls measure.take(step, size, q) for what it has at a time, and then
+// measure.end(tile, low, size). Returns whether this CTA is the last to finish, and so knows all.
+template <bool FIRST, class Measure = Unmeasured>
+DEVICE bool surveyed(const Source& from, State* state, u64* marks, Measure measure = {}) {
     constexpr int LEVEL = FIRST ? 0 : 1;
     __shared__ u32 counts[BINS];
     clear_counts(counts);
@@ -269,11 +279,12 @@ DEVICE bool surveyed(const Source& from, State* state, u64* marks, Measure measu
     for (i64 tile = team_number<WARP>(); tile < tiles; tile += team_count<WARP>()) {
         i64 low = tile * TILE;
         u32* own = reinterpret_cast<u32*>(marks + tile * WORDS);
-        u32 here = even && low + TILE <= from.n
-                       ? survey_tile<FIRST, true>(from, low, least, begin, shift, own, counts)
-                       : survey_tile<FIRST, false>(from, low, least, begin, shift, own, counts);
+        bool whole = even && low + TILE <= from.n;
+        u32 here =
+            whole ? survey_tile<FIRST, true>(from, low, least, begin, shift, own, counts, measure)
+                  : survey_tile<FIRST, false>(from, low, least, begin, shift, own, counts, measure);
         largest = max(largest, here);
-        measure(tile, low, int(min(i64(TILE), from.n - low)));
+        measure.end(tile, low, int(min(i64(TILE), from.n - low)));
     }
     largest = team_max<CTA>(largest);
     if (FIRST && threadIdx.x == 0) atomicMax(&state->largest, largest);

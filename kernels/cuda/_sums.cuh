@@ -2,27 +2,25 @@
 //
 // A launch takes up to eight payloads, and the sums of those before it if there are any. What a
 // payload has is given as eight parameters, null where there are fewer payloads: the compiler then
-// knows where each pointer is, and every payload's bytes are asked for before the first are used.
+// knows where each pointer is. The bytes of all payloads, or those of four of them for two fours of
+// elements, which takes fewer registers, are asked for before the first are used.
 #pragma once
 
 #include "_values.cuh"
 
 constexpr int CROWD = 4;  // CTAs that share the registers: fewer would ask memory for too little
 
-constexpr int MOST = 8;  // payloads of a launch; as in _sums.py
-
-#define METHOD __device__ __forceinline__
+constexpr int MOST = 8;  // payloads of a launch; as in _work.py
+constexpr int ASKED = 4;  // of them, whose bytes are asked for together
 
 #define EACH_OF(type, name)                                                                       \
     type name##0, type name##1, type name##2, type name##3, type name##4, type name##5,           \
         type name##6, type name##7
 #define ALL_OF(name) {name##0, name##1, name##2, name##3, name##4, name##5, name##6, name##7}
 
-#ifdef __CUDACC__
-#define FOR_PAYLOADS(r) _Pragma("unroll") for (int r = 0; r < MOST; ++r)
-#else
-#define FOR_PAYLOADS(r) for (int r = 0; r < MOST; ++r)
-#endif
+#define FOR_PAYLOADS(r) UNROLLED for (int r = 0; r < MOST; ++r)
+#define FOR_ASKED(first) UNROLLED for (int first = 0; first < MOST; first += ASKED)
+#define FOR_EACH_ASKED(r) UNROLLED for (int r = 0; r < ASKED; ++r)
 
 struct Sums {
     const float* before;  // or null

@@ -71,9 +71,10 @@ DEVICE void sum(
     const Payloads& payloads, Sums sums, i64 n, int block, int zero, float weight) {
     i64 blocks = (n + block - 1) / block;
     bool ranged = payloads.every_offsets[0] != nullptr;
+    constexpr int FOURS = EACH < 4 ? 2 : 1;  // there are no registers for four planes of two
     bool even = block % (4 * EACH) == 0 && are_even(sums) && have_even_codes(payloads);
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>())
-        sum_block<THREADS, EACH>(
+        sum_block<THREADS, EACH, FOURS>(
             payloads, ranged, sums, false, b, n, block, zero, weight, even);
 }
 

@@ -5,18 +5,15 @@
 // whole chunks as go into 1024 elements, a CTA one long chunk, piece by piece. Chunks that fill the
 // 1024 elements are held in registers, and the next ones are asked for before these are written.
 //
-// To choose: one CTA finds the k-th largest norm digit by digit, from the highest one on.
+// Which norms are the largest is found by select.cu.
 
 #include "_held.cuh"
-#include "_scan.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 
 constexpr int EACH = 32;        // elements of a thread's share of shared memory
 constexpr int AT_ONCE = 4;      // loads of 16 bytes that are under way together
 constexpr int PIECE = 1024;     // elements of a chunk that a warp moves
-constexpr int WARPS = CTA / WARP;
-constexpr u32 BELOW_INFINITY = 0x7F800000u;
 constexpr u32 NO_CHUNK = 0xFFFFFFFFu;
 
 struct Source {
@@ -155,127 +152,6 @@ KERNEL(
     }
 }
 
-// ---- choosing ----------------------------------------------------------------------------------
-
-// Bits 30 to 0 of a norm, in three digits.
-constexpr int DIGITS = 3, MOST_BINS = 2048;
-
-DEVICE int digit_shift(int digit) { return digit == 0 ? 20 : digit == 1 ? 10 : 0; }
-
-DEVICE int digit_bins(int digit) { return digit == 0 ? MOST_BINS : MOST_BINS / 2; }
-
-struct Found {
-    u32 bin, above;  // `above` are in higher bins
-};
-
-// The highest bin with which at least `wanted` (one or more) are in it or above; all threads of the
-// CTA. Thread 0 has the highest bins.
-DEVICE Found bin_of(const u32* counts, int bins, u32 wanted) {
-    __shared__ Found found;
-    int own = bins / CTA, first = bins - 1 - int(threadIdx.x) * own;
-    u32 sum = 0;
-    for (int i = 0; i < own; ++i) sum += counts[first - i];
-    u32 above = cta_scan(sum).before;
-    if (above < wanted && wanted <= above + sum) {
-        int bin = first;
-        for (; above + counts[bin] < wanted; --bin) above += counts[bin];
-        found = {u32(bin), above};
-    }
-    __syncthreads();
-    return found;
-}
-
-// How many norms, whose higher digits are those of `known`, have each value of a digit. What lacks
-// in the last four counts as zeros: they come after all others, so no rank from the top changes.
-DEVICE void count_digits(const float* norms, i64 size, u32 known, int digit, u32* counts) {
-    __syncthreads();
-    for (int bin = threadIdx.x; bin < MOST_BINS; bin += CTA) counts[bin] = 0;
-    __syncthreads();
-    int shift = digit_shift(digit);
-    u32 mask = u32(digit_bins(digit) - 1);
-    u32 higher = digit == 0 ? 0u : ~((mask << shift) | ((1u << shift) - 1u));
-    for (i64 first = 4 * i64(threadIdx.x); first < size; first += 4 * AT_ONCE * CTA) {
-        float norm[AT_ONCE][4];
-        for (int u = 0; u < AT_ONCE; ++u) {
-            i64 i = first + 4 * CTA * u;
-            load4(norms, i, int(min(i64(4), size - i)), norm[u]);
-        }
-        for (int u = 0; u < AT_ONCE; ++u)
-            for (int e = 0; e < 4; ++e) {
-                u32 bits = magnitude_bits(norm[u][e]);
-                if ((bits & higher) == known) atomicAdd(&counts[bits >> shift & mask], 1u);
-            }
-    }
-    __syncthreads();
-}
-
-struct Cut {
-    u32 bits;  // of the k-th largest norm
-    u32 ties;  // norms just as large that are chosen
-};
-
-DEVICE u32 sum_of_warp(u32 value) {
-    for (int step = WARP / 2; step; step /= 2) value += __shfl_xor_sync(WHOLE_WARP, value, step);
-    return value;
-}
-
-// Write the numbers of what is above the cut, and of the first ties, in order. Each warp has a part
-// of the norms: it counts what is there, and then knows where its own numbers go.
-DEVICE void list_chosen(const float* norms, i64 size, Cut cut, u32* chosen) {
-    __shared__ u32 above[WARPS], equal[WARPS];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    i64 rows = (size + WARP - 1) / WARP, part = (rows + WARPS - 1) / WARPS * WARP;
-    i64 low = min(size, warp * part), high = min(size, low + part);
-    u32 larger = 0, alike = 0;
-    for (i64 i = low + 4 * lane; i < high; i += 4 * WARP) {
-        float norm[4];
-        load4(norms, i, int(min(i64(4), high - i)), norm);
-        for (int e = 0; e < 4; ++e) {
-            u32 bits = magnitude_bits(norm[e]);
-            larger += i + e < high && bits > cut.bits;
-            alike += i + e < high && bits == cut.bits;
-        }
-    }
-    larger = sum_of_warp(larger), alike = sum_of_warp(alike);
-    if (lane == 0) above[warp] = larger, equal[warp] = alike;
-    __syncthreads();
-    u32 at = 0, ties = 0;
-    for (int before = 0; before < warp; ++before) at += above[before], ties += equal[before];
-    at += min(ties, cut.ties);
-    u32 earlier = (1u << lane) - 1u;
-    for (i64 first = low; first < high; first += WARP) {
-        i64 i = first + lane;
-        u32 bits = i < high ? magnitude_bits(norms[i]) : 0u;
-        bool same = i < high && bits == cut.bits;
-        u32 all_same = __ballot_sync(WHOLE_WARP, same);
-        bool taken = i < high && bits > cut.bits;
-        taken = taken || (same && ties + u32(__popc(all_same & earlier)) < cut.ties);
-        u32 all_taken = __ballot_sync(WHOLE_WARP, taken);
-        if (taken) chosen[at + u32(__popc(all_taken & earlier))] = u32(i);
-        at += u32(__popc(all_taken)), ties += u32(__popc(all_same));
-    }
-}
-
-// For one CTA. Nothing is chosen unless all norms are finite.
-KERNEL(choose_chunks, CTA, (const float* norms, i64 size, u32* chosen, i64 most)) {
-    __shared__ u32 counts[MOST_BINS];
-    Cut cut = {0u, u32(most)};
-    for (int digit = 0; digit < DIGITS; ++digit) {
-        count_digits(norms, size, cut.bits, digit, counts);
-        if (digit == 0) {
-            u32 infinite = 0;
-            for (u32 bin = BELOW_INFINITY >> digit_shift(0); bin < MOST_BINS; ++bin)
-                infinite += counts[bin];
-            if (infinite)
-                for (i64 i = threadIdx.x; i < most; i += CTA) chosen[i] = NO_CHUNK;
-            if (infinite || most == 0) return;
-        }
-        Found found = bin_of(counts, digit_bins(digit), cut.ties);
-        cut = {cut.bits | found.bin << digit_shift(digit), cut.ties - found.above};
-    }
-    list_chosen(norms, size, cut, chosen);
-}
-
 // ---- moving ------------------------------------------------------------------------------------
 
 struct Piece {
@@ -297,16 +173,20 @@ DEVICE int existing(i64 low, i64 n, Piece piece) {
     return int(max(i64(0), min(i64(piece.size), n - low)));
 }
 
+// `norms`: of those that are chosen. If the first is a NaN, some norm is not finite: none is then.
 KERNEL(
     take_chunks, CTA,
-    (float* __restrict__ residual, i64 n, const u32* __restrict__ chosen, i64 count,
-     float* __restrict__ values, i64 chunk, bool hold)) {
+    (float* __restrict__ residual, i64 n, u32* __restrict__ chosen,
+     const float* __restrict__ norms, i64 count, float* __restrict__ values, i64 chunk,
+     bool hold)) {
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    bool none = norms[0] != norms[0];
     for (i64 team = team_number<WARP>(); team < count * pieces_of(chunk);
          team += team_count<WARP>()) {
         Piece piece = piece_of(team, chunk);
-        i64 to = piece.number * chunk + piece.begin;
-        i64 low = hold ? n : i64(chosen[piece.number]) * chunk + piece.begin;
+        i64 to = piece.number * chunk + piece.begin, low = n;
+        if (!none && !hold) low = i64(chosen[piece.number]) * chunk + piece.begin;
+        if (none && piece.begin == 0 && team_thread<WARP>() == 0) chosen[piece.number] = NO_CHUNK;
         int there = existing(low, n, piece);
         for (int i = 4 * team_thread<WARP>(); i < piece.size; i += 4 * WARP) {
             float moved[4];

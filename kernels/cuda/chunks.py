@@ -7,7 +7,8 @@ import numpy as np
 from .._arrays import F32, F64, U32, block_count
 from ..chunks import FLOAT32_MAX
 from ._arguments import feedback, i64
-from ._device import CTA, WARP, launch
+from ._device import CTA, WARP, device, launch
+from ._select import select_largest
 
 _WARPS_TILE = 1024  # elements that a warp absorbs together, of whole chunks
 _PIECE = 1024  # elements of a chunk that a warp moves
@@ -43,8 +44,10 @@ def absorb_chunks(
 def take_largest_chunks(
     norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
 ) -> None:
-    count = i64(chosen.size)
-    launch("chunks", "choose_chunks", 1, CTA, norms, i64(norms.size), chosen, count)
+    if not chosen.size:
+        return
+    largest = device().empty(chosen.size, np.float32)
+    select_largest(norms, 0.0, chosen, largest, None, 1.0, fixed=True)
     launch(
         "chunks",
         "take_chunks",
@@ -53,7 +56,8 @@ def take_largest_chunks(
         residual,
         i64(residual.size),
         chosen,
-        count,
+        largest,
+        i64(chosen.size),
         values,
         i64(chunk),
         np.bool_(hold),

@@ -44,7 +44,7 @@ CROWDED(
      float back, i64 n, State* state, u64* __restrict__ marks, u64 k, u64 room, double fewest,
      double most)) {
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
-    if (!surveyed<true>(from, state, marks, [](i64, i64, int) {})) return;
+    if (!surveyed<true>(from, state, marks)) return;
     Crossing found = crossing(state->counts[0], k);
     if (threadIdx.x == 0) aim_at(state, found, {k, room, fewest, most});
 }

@@ -165,20 +165,38 @@ struct Payloads {
 template <int THREADS, bool WHOLE>
 DEVICE void sum_block(
     const Payloads& payloads, Sums sums, i64 b, i64 low, int size, Format form, float weight) {
-    float own[MOST];
-    FOR_PAYLOADS(r) own[r] = payloads.codes[r] ? payloads.scales[r][b] : 0.0f;
-    for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
-        int count = WHOLE ? 4 : min(4, size - i);
-        u32 words[MOST];
-        float total[4], values[4];
-        FOR_PAYLOADS(r) if (payloads.codes[r])
-            words[r] = load4<WHOLE>(payloads.codes[r], low + i, count);
-        begin4<WHOLE>(sums, low + i, count, total);
-        FOR_PAYLOADS(r) if (payloads.codes[r]) {
-            decode4(words[r], own[r], form, values);
-            add4(total, values, weight);
+    constexpr int STEP = 4 * THREADS, FOURS = 2;
+    for (int i = 4 * team_thread<THREADS>(); i < size; i += FOURS * STEP) {
+        auto for_fours = [&](auto visit) {
+            UNROLLED for (int f = 0; f < FOURS; ++f) {
+                int first = i + f * STEP;
+                if (f == 0 || first < size) visit(f, first, WHOLE ? 4 : min(4, size - first));
+            }
+        };
+        float total[FOURS][4] = {};
+        for_fours([&](int f, int first, int count) {
+            begin4<WHOLE>(sums, low + first, count, total[f]);
+        });
+        FOR_ASKED(from) if (payloads.codes[from]) {
+            u32 words[ASKED][FOURS] = {};
+            float scales[ASKED];
+            FOR_EACH_ASKED(r) if (payloads.codes[from + r]) {
+                for_fours([&](int f, int first, int count) {
+                    words[r][f] = load4<WHOLE>(payloads.codes[from + r], low + first, count);
+                });
+                scales[r] = payloads.scales[from + r][b];
+            }
+            for_fours([&](int f, int, int) {
+                FOR_EACH_ASKED(r) if (payloads.codes[from + r]) {
+                    float values[4];
+                    decode4(words[r][f], scales[r], form, values);
+                    add4(total[f], values, weight);
+                }
+            });
         }
-        finish4<WHOLE>(sums, low + i, count, total);
+        for_fours([&](int f, int first, int count) {
+            finish4<WHOLE>(sums, low + first, count, total[f]);
+        });
     }
 }
 

@@ -284,7 +284,7 @@ DEVICE void sum_many(
         Continuation continuation = {resumes, last, totals};                                    \
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
             bool even = block % (4 * EACH) == 0 && are_even(sums) && have_even_codes(some);     \
-            sum_block<THREADS, EACH>(                                                           \
+            sum_block<THREADS, EACH, 1>(                                                        \
                 some, ranged, sums, alone, b, n, block, zero, weight, even);                    \
         };                                                                                      \
         sum_many<THREADS>(table, payloads, continuation, kind, block, sum_one);                 \

@@ -71,20 +71,29 @@ KERNEL(
 
 // ---- survey ----------------------------------------------------------------------------------
 
-// The sum of the squares of a tile, in the written order.
-DEVICE void square_tile(const Source& from, i64 tile, i64 low, int size, double* squares) {
-    __syncwarp();  // until the lanes' parts of q can be read by the others
-    constexpr int EACH = STAGED_SQUARES;
-    float* stage = team_stage<WARP, EACH>();
-    auto fill = [&](int first, int count) {
-        UNROLLED for (int e = 0; e < EACH; ++e) {
-            int i = e * WARP + team_thread<WARP>();
-            stage[i] = i < count ? kept(from, low + first + i) : 0.0f;
-        }
-    };
-    double sum = team_tree_sum<WARP, EACH * WARP>(stage, size, fill, square);
-    if (team_thread<WARP>() == 0) squares[tile] = sum;
-}
+// Of each tile the sum of its squares, in the written order: while its elements are in registers, a
+// part at a time goes through shared memory.
+struct Squares {
+    double* sums;  // of all tiles
+    double sum = 0.0;
+
+    METHOD void take(int step, int size, const float (&q)[AT_ONCE][4]) {
+        constexpr int PIECE = AT_ONCE * STEP;
+        float* stage = team_stage<WARP, PIECE / WARP>();
+        int lane = team_thread<WARP>();
+        __syncwarp();  // until the part before is read by all
+        UNROLLED for (int b = 0; b < AT_ONCE; ++b)
+            store4<true>(stage, 4 * lane + b * STEP, 4, q[b]);
+        __syncwarp();
+        sum = lane_sum(stage, lane, min(PIECE, size - step), sum, square);
+    }
+
+    METHOD void end(i64 tile, i64, int) {
+        double all = halved(sum);
+        if (team_thread<WARP>() == 0) sums[tile] = all;
+        sum = 0.0;
+    }
+};
 
 // For the last CTA of the first survey.
 template <bool SUMMED>
@@ -100,22 +109,19 @@ DEVICE void find_floor(
     judge(state, found, most);
 }
 
-// The residual is not __restrict__: lanes read what others of their warp have just written.
-#define SURVEY(name, SUMMED)                                                                      \
+#define SURVEY(name, SUMMED, ...)                                                                 \
     CROWDED(                                                                                      \
         name, CTA, 4,                                                                             \
-        (const void* __restrict__ x, int kind, float* residual, float loss_scale, float back,     \
-         i64 n, State* state, u64* __restrict__ marks, double* squares, int reference,            \
+        (const void* __restrict__ x, int kind, float* __restrict__ residual, float loss_scale,    \
+         float back, i64 n, State* state, u64* __restrict__ marks, double* squares, int reference, \
          double threshold, u64 most)) {                                                           \
         Source from = {{x, kind}, {residual, loss_scale, back}, n};                               \
-        bool last = surveyed<true>(from, state, marks, [&](i64 tile, i64 low, int size) {         \
-            if (SUMMED) square_tile(from, tile, low, size, squares);                              \
-        });                                                                                       \
-        if (last) find_floor<SUMMED>(from, state, squares, reference, threshold, most);           \
+        if (surveyed<true>(from, state, marks, __VA_ARGS__))                                      \
+            find_floor<SUMMED>(from, state, squares, reference, threshold, most);                 \
     }
 
-SURVEY(survey_once, false)
-SURVEY(survey_with_squares, true)
+SURVEY(survey_once, false, Unmeasured())
+SURVEY(survey_with_squares, true, Squares{squares})
 
 // For as many as the first one was for.
 KERNEL(
@@ -124,7 +130,7 @@ KERNEL(
      float back, i64 n, State* state, u64* __restrict__ marks)) {
     if (state->todo != SURVEY_AGAIN) return;
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
-    if (!surveyed<false>(from, state, marks, [](i64, i64, int) {})) return;
+    if (!surveyed<false>(from, state, marks)) return;
     u64 most = state->wanted;
     Crossing found = crossing(state->counts[1], max(most, u64(1)));
     if (threadIdx.x == 0) judge(state, found, most);

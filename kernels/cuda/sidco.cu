@@ -61,6 +61,20 @@ DEVICE void add_up_tile(
     }
 }
 
+struct ByStage {
+    const Source& from;
+    const Stage* stages;
+    int count;
+    double* totals;
+    u32* numbers;
+    i64 tiles;
+
+    METHOD void take(int, int, const float (&)[AT_ONCE][4]) {}
+    METHOD void end(i64, i64 low, int size) {
+        add_up_tile(from, low, size, stages, count, totals, numbers, tiles);
+    }
+};
+
 // The residual is not __restrict__: lanes read what others of their warp have just written.
 CROWDED(
     survey_sidco, CTA, 4,
@@ -69,9 +83,7 @@ CROWDED(
      u32* numbers)) {
     Source from = {{x, kind}, {residual, loss_scale, back}, n};
     i64 tiles = (n + TILE - 1) / TILE;
-    surveyed<true>(from, state, marks, [&](i64, i64 low, int size) {
-        add_up_tile(from, low, size, stages, count, totals, numbers, tiles);
-    });
+    surveyed<true>(from, state, marks, ByStage{from, stages, count, totals, numbers, tiles});
 }
 
 // ---- fit -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from cuda_occupancy import (
     CASTS,
     DECODERS,
     IN_REGISTERS,
+    RUNS_OF_SUMS,
     STREAMS,
     SUMS,
     VECTORS,
@@ -171,8 +172,8 @@ def accesses_vectors_without_another_look(kernel: Vectors) -> None:
 def asks_for_all_codes(ptx: str, stream: Stream) -> None:
     """The words of codes, and what they are added to, are asked for before any is used."""
     most = max(vector_runs(ptx, stream.name, codes=True))
-    if stream in SUMS:  # of eight payloads there, and of the sums before them
-        assert most == 2 * stream.asked_bytes + 16, stream.name
+    if stream in RUNS_OF_SUMS:
+        assert most == RUNS_OF_SUMS[stream], stream.name
     elif stream in DECODERS:
         assert most - stream.asked_bytes in (0, 4), stream.name  # signs' scale is read as a word
     else:

@@ -140,10 +140,14 @@ def test_what_fills_the_gpu_by_itself_goes_alone() -> None:
     assert launched["quantize_of_128"] == 2
 
 
+SELECTED = {
+    **dict.fromkeys(["begin", "survey_once", "survey_again", "count_chosen", "write_chosen"], 1),
+    "refine": 2,
+}
 SUMMED: dict[str, tuple[Compressor, dict[str, int]]] = {
     "chunked_topk": (
         ChunkedTopK(density=0.1, chunk=64),
-        {"absorb_by_warps": 1, "choose_chunks": 1, "take_chunks": 1, "add_chunks": 1},
+        {"absorb_by_warps": 1, **SELECTED, "take_chunks": 1, "add_chunks": 1},
     ),
     # Its indices are drawn twice, for what is sent and for what has come.
     "randomk": (
