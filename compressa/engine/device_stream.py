@@ -93,13 +93,9 @@ class DeviceStream:
 
     def follow(self, mark: Mark) -> None:
         """Have the main stream come after a mark of the caller's."""
-        with self.current():
-            self.after([mark])
 
     def catch_up(self) -> None:
         """Have what is done ahead from now on come after all that the main stream was given."""
-        with self.ahead():
-            self.after([self.note()])
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
         """Note that tensors are ready, in the order of the caller's work, and will be used here.
@@ -236,6 +232,15 @@ class CudaDeviceStream(DeviceStream):
     def ahead(self) -> AbstractContextManager[Any]:
         """Return a context in which the stream that waits for no exchange is the current one."""
         return on(self._ahead)
+
+    def follow(self, mark: Mark) -> None:
+        """Have the main stream wait for an event; the host does not."""
+        if mark is not None:
+            self.stream.wait_event(mark)
+
+    def catch_up(self) -> None:
+        """Have the stream that waits for no exchange wait once for what the main one was given."""
+        self._ahead.wait_stream(self.stream)
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
         """Record an event on the caller's current stream; see `DeviceStream.mark`.
