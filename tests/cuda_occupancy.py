@@ -81,15 +81,20 @@ def under_way(stream: Stream, warps: int) -> int:
     return warps * WARP * stream.asked_bytes
 
 
+def _asked_of_held(bits: int, block: int, *, at_random: bool = False) -> int:
+    return 8 * block // quantizer_for(bits, block, at_random=at_random)[1]
+
+
 def _held() -> Iterator[Stream]:
     for bits, block in [(bits, block) for bits, blocks in HELD.items() for block in blocks]:
-        asked, written = 8 * block // quantizer_for(bits, block)[1], 4 + bits / 8
+        asked, written = _asked_of_held(bits, block), 4 + bits / 8
         for random in ("",) if bits == 1 else ("", "_at_random"):
+            some = _asked_of_held(bits, block, at_random=bool(random))
             name = "onebit" if bits == 1 else "blockwise"
             code = "" if bits == 1 else f"_{bits}"
-            yield Stream(name, f"quantize{code}{random}_of_{block}", asked, 8, written)
+            yield Stream(name, f"quantize{code}{random}_of_{block}", some, 8, written)
             name = f"quantize_many{random}_{bits}_of_{block}"
-            yield Stream("multi_tensor", name, asked, 8, written)
+            yield Stream("multi_tensor", name, some, 8, written)
         if bits == 8:
             yield Stream("fp8", f"quantize_of_{block}", asked, 8, written)
         if bits == 1:  # of three levels, whose codes have three bits
@@ -116,9 +121,11 @@ VECTORS = (
 
 
 def _asks_ahead(stream: Stream) -> bool:
+    if "at_random" in stream.name:  # numbers are drawn while a block comes
+        return False
     if stream.source == "multi_tensor":  # where a vector lies takes registers
         return "many_1_" in stream.name or stream.asked_bytes <= 2 * (16 + 16)
-    if re.fullmatch("quantize_2.*_of_1024", stream.name):  # its registers hold one block
+    if stream.name == "quantize_2_of_1024":  # its registers hold one block
         return False
     return stream.source in ("blockwise", "chunks", "fp8", "natural", "onebit")
 
@@ -136,20 +143,18 @@ DECODERS = (
     Stream("onebit", "dequantize_by_warps", 4 + 16, 4.125, 4),
 )
 """Words of codes, and what they are added to."""
-_SUMS_AND_RUNS = (
+SUMS = {
     # Of two fours in each plane.
-    (Stream("blockwise", "sum_8_by_warps", 2 * 4 * 4, 4, 4), 2 * (16 + 4 * 4)),
-    (Stream("blockwise", "sum_4_by_warps", 2 * 4 * 4, 2, 4), 2 * (2 * 16 + 4 * 4)),
-    (Stream("fp8", "sum_by_warps", 2 * 4 * 4, 4, 4), 2 * (16 + 4 * 4)),
-    (Stream("blockwise", "sum_2_by_warps", 4 * 4, 1, 4), 16 + 4 * 4),
+    Stream("blockwise", "sum_8_by_warps", 2 * 4 * 4, 4, 4): 2 * (16 + 4 * 4),
+    Stream("blockwise", "sum_4_by_warps", 2 * 4 * 4, 2, 4): 2 * (2 * 16 + 4 * 4),
+    Stream("fp8", "sum_by_warps", 2 * 4 * 4, 4, 4): 2 * (16 + 4 * 4),
+    Stream("blockwise", "sum_2_by_warps", 4 * 4, 1, 4): 16 + 4 * 4,
     # The code has loads for eight payloads.
-    (Stream("natural", "sums", 4 * (4 + 4), 4.5, 4), 16 + 8 * (4 + 4)),
-    (Stream("onebit", "sum_by_warps", 4 * 4, 0.5, 4), 16 + 8 * 4),
-)
-SUMS = tuple(stream for stream, _ in _SUMS_AND_RUNS)
-"""Words of codes of four payloads."""
-RUNS_OF_SUMS = dict(_SUMS_AND_RUNS)
-"""Bytes of loads that lie beside each other in the code: with those of the sums so far."""
+    Stream("natural", "sums", 4 * (4 + 4), 4.5, 4): 16 + 8 * (4 + 4),
+    Stream("onebit", "sum_by_warps", 4 * 4, 0.5, 4): 16 + 8 * 4,
+}
+"""Words of codes of four payloads, and of each the bytes of loads that lie beside each other in the
+code: with those of the sums so far."""
 CASTS = (
     Stream("casts", "widened", 2 * (8 + 16), 6, 4),
     Stream("casts", "sums", 4 * 8, 8, 4),

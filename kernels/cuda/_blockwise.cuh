@@ -5,8 +5,8 @@
 // or more. Blocks of the usual sizes are held in registers; see _blockwise_held.cuh.
 #pragma once
 
+#include "_block_sums.cuh"
 #include "_philox.cuh"
-#include "_sums.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 
@@ -23,8 +23,10 @@ struct Form {
     double clip;
 };
 
+// t = (p - offset) * factor is cut off at bottom and top, which are 0 where all codes are those of
+// 0. What is rounded at random is so in units of 2^-FRACTION_BITS.
 struct Grid {
-    float scale, offset, lift, factor;
+    float scale, offset, lift, factor, bottom, top;
 };
 
 struct Payload {
@@ -74,18 +76,19 @@ DEVICE Extremes extremes(Values x, Feedback feedback, i64 low, int size, bool ra
 template <class Squares>
 DEVICE float scale_of(float largest, int size, const Form& form, Squares squares) {
     if (form.statistic == MAX) return largest / float(form.top);
-    double sum = squares(), length = sqrt(sum);
+    double sum = squares(), length = sqrt(form.statistic == CLIPPED ? sum / double(size) : sum);
     if (form.statistic == CLIPPED) {
-        length = form.clip * sqrt(sum / double(size));
+        length = form.clip * length;
         length = double(largest) < length ? double(largest) : length;
     }
     length /= double(form.top);
-    return float(length < double(LARGEST) ? length : double(LARGEST));
+    return fminf(float(length), LARGEST);
 }
 
-template <class Squares>
+template <bool RANDOM, class Squares>
 DEVICE Grid grid_of(Extremes found, int size, const Form& form, Squares squares) {
-    Grid grid = {0.0f, 0.0f, 1.0f, 1.0f};
+    constexpr float UNITS = RANDOM ? float(1 << FRACTION_BITS) : 1.0f;
+    Grid grid = {0.0f, 0.0f, 1.0f, 1.0f, 0.0f, 0.0f};
     bool flat = found.largest == 0.0f;
     if (form.statistic == RANGE) {
         flat = found.low == found.high;
@@ -94,7 +97,7 @@ DEVICE Grid grid_of(Extremes found, int size, const Form& form, Squares squares)
         grid.scale = scale_of(found.largest, size, form, squares);
     }
     if (!is_finite(found.largest) || !is_finite(grid.scale))
-        return {quiet_nan(), quiet_nan(), 1.0f, 1.0f};
+        return {quiet_nan(), quiet_nan(), 1.0f, 1.0f, 0.0f, 0.0f};
     if (flat) {
         grid.scale = 0.0f;
         return grid;
@@ -103,7 +106,8 @@ DEVICE Grid grid_of(Extremes found, int size, const Form& form, Squares squares)
         grid.scale = grid.scale < SMALLEST ? SMALLEST : grid.scale;
         grid.lift = LIFT;
     }
-    grid.factor = 1.0f / (grid.scale * grid.lift);
+    grid.factor = 1.0f / (grid.scale * grid.lift) * UNITS;
+    grid.bottom = float(form.bottom) * UNITS, grid.top = float(form.top) * UNITS;
     return grid;
 }
 
@@ -117,16 +121,16 @@ DEVICE double sum_of_squares(Values x, Feedback feedback, i64 low, int size) {
             store4(stage, i, 4, p);
         }
     };
-    return team_tree_sum<THREADS, STAGED_SQUARES * THREADS>(stage, size, fill, square);
+    return team_tree_sum<THREADS, STAGED_SQUARES * THREADS>(stage, size, fill, add_square);
 }
 
+// An integer and, if it is at random, FRACTION_BITS below it.
 template <bool RANDOM>
-DEVICE int integer_of(float p, Grid grid, u32 fraction, const Form& form) {
-    if (!(grid.scale > 0.0f)) return 0;
+DEVICE u32 fixed_point_of(float p, Grid grid, u32 fraction) {
     float t = (p * grid.lift - grid.offset * grid.lift) * grid.factor;
-    t = fminf(fmaxf(t, float(form.bottom)), float(form.top));
-    if (!RANDOM) return int(__float_as_uint(t + TO_EVEN) - __float_as_uint(TO_EVEN));
-    return (int(t * float(1 << FRACTION_BITS)) + int(fraction)) >> FRACTION_BITS;
+    t = fminf(fmaxf(t, grid.bottom), grid.top);
+    if (!RANDOM) return __float_as_uint(t + TO_EVEN) - __float_as_uint(TO_EVEN);
+    return u32(int(t)) + fraction;
 }
 
 DEVICE float decoded(int q, float scale, float offset, bool ranged) {
@@ -151,12 +155,17 @@ DEVICE void decode4(
 template <int EACH, bool RANDOM, bool SPARES>
 DEVICE u32 encode4(
     float (&p)[4], const u32 (&fractions)[4], Grid grid, Feedback feedback, const Form& form) {
+    constexpr int BELOW = RANDOM ? FRACTION_BITS : 0;
+    constexpr u32 CODE = (1u << 8 / EACH) - 1u;
     u32 word = 0;
     bool ranged = form.statistic == RANGE;
     for (int u = 0; u < 4; ++u) {
-        int q = integer_of<RANDOM>(p[u], grid, fractions[u], form);
-        word |= (u32(q + form.zero) & ((1u << 8 / EACH) - 1u)) << 8 * u;
+        u32 fixed = fixed_point_of<RANDOM>(p[u], grid, fractions[u]);
+        u32 code = fixed + (u32(form.zero) << BELOW);
+        int place = 8 * u - BELOW;  // of the code: one shift brings it there
+        word |= (place < 0 ? code >> -place : code << place) & CODE << 8 * u;
         if (SPARES && !feedback.residual) continue;
+        int q = int(fixed) >> BELOW;
         p[u] = (p[u] - decoded(q, grid.scale, grid.offset, ranged)) * feedback.back;
     }
     return word;
@@ -177,7 +186,7 @@ DEVICE void quantize_block(
     i64 low = b * form.block;
     int size = int(min(i64(form.block), n - low)), width = (size + EACH - 1) / EACH;
     Extremes found = extremes<THREADS>(x, feedback, low, size, form.statistic == RANGE);
-    Grid grid = grid_of(
+    Grid grid = grid_of<RANDOM>(
         found, size, form, [&] { return sum_of_squares<THREADS>(x, feedback, low, size); });
     for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
         u32 word = 0;
@@ -211,77 +220,25 @@ DEVICE void quantize_group(
         quantize_block<THREADS, EACH, RANDOM>(x, feedback, to, own, n, form, numbers);
 }
 
-// Sums of block-wise payloads, one block by a team.
+struct Affine {
+    float scale, offset;
+};
 
-// A block of `size` elements from `low` on; see below. FOURS: that a thread takes together of a
-// plane, and if there are several of all planes. WHOLE: the block has fours only, at addresses that
-// allow vectors.
-template <int THREADS, int EACH, int FOURS, bool WHOLE, class Payloads>
-DEVICE void sum_fours(
-    const Payloads& payloads, bool ranged, Sums sums, bool alone, i64 b, i64 low, int size,
-    int zero, float weight) {
-    constexpr int STEP = 4 * THREADS, PLANES = FOURS > 1 ? EACH : 1;
-    int width = (size + EACH - 1) / EACH;
-    for (int i = 4 * team_thread<THREADS>(); i < width; i += FOURS * STEP)
-        for (int plane = 0; plane < EACH; plane += PLANES) {
-            auto for_fours = [&](auto visit) {
-                UNROLLED for (int f = 0; f < FOURS; ++f) {
-                    int own = i + f * STEP;
-                    if (f && own >= width) continue;
-                    UNROLLED for (int p = 0; p < PLANES; ++p) {
-                        int first = (plane + p) * width + own;
-                        visit(f, p, first, WHOLE ? 4 : min(min(4, width - own), size - first));
-                    }
-                }
-            };
-            float total[FOURS][PLANES][4] = {};
-            for_fours([&](int f, int p, int first, int count) {
-                begin4<WHOLE>(sums, low + first, count, total[f][p]);
-                if (alone)
-                    for (int u = 0; u < 4; ++u) total[f][p][u] = -0.0f;
-            });
-            FOR_ASKED(from) if (payloads.codes(from)) {
-                u32 words[ASKED][FOURS] = {};
-                float scales[ASKED], offsets[ASKED];
-                FOR_EACH_ASKED(r) if (payloads.codes(from + r)) {
-                    const u8* codes = payloads.codes(from + r);
-                    UNROLLED for (int f = 0; f < FOURS; ++f) {
-                        int own = i + f * STEP, some = WHOLE ? 4 : min(4, width - own);
-                        if (f && own >= width) continue;
-                        words[r][f] = load4<WHOLE>(codes, low / EACH + own, some);
-                    }
-                    scales[r] = payloads.scales(from + r)[b];
-                    offsets[r] = ranged ? payloads.offsets(from + r)[b] : 0.0f;
-                }
-                for_fours([&](int f, int p, int, int) {
-                    FOR_EACH_ASKED(r) if (payloads.codes(from + r)) {
-                        float values[4];
-                        decode4<EACH>(
-                            words[r][f], plane + p, zero, scales[r], offsets[r], ranged, values);
-                        add4(total[f][p], values, weight);
-                    }
-                });
-            }
-            for_fours([&](int f, int p, int first, int count) {
-                finish4<WHOLE>(sums, low + first, count, total[f][p]);
-            });
-        }
-}
+// Payloads whose codes are integers, for `sum_block`.
+template <class Payloads>
+struct Integers {
+    const Payloads& payloads;
+    bool ranged;
+    int zero;
 
-// The sums of block b of n elements. `payloads` says where what payload r has begins: its codes
-// (null where there is no such payload), scales and offsets. A payload that comes alone is decoded,
-// not added to 0, which would take the sign off its -0: and -0 + x is x, whatever x is. Even: fours
-// of whole blocks allow vectors everywhere.
-template <int THREADS, int EACH, int FOURS, class Payloads>
-DEVICE void sum_block(
-    const Payloads& payloads, bool ranged, Sums sums, bool alone, i64 b, i64 n, int block,
-    int zero, float weight, bool even) {
-    i64 low = b * block;
-    int size = int(min(i64(block), n - low));
-    if (even && size == block)
-        sum_fours<THREADS, EACH, FOURS, true>(
-            payloads, ranged, sums, alone, b, low, size, zero, weight);
-    else
-        sum_fours<THREADS, EACH, FOURS, false>(
-            payloads, ranged, sums, alone, b, low, size, zero, weight);
-}
+    METHOD const u8* codes(int r) const { return payloads.codes(r); }
+
+    METHOD Affine scale(int r, i64 b) const {
+        return {payloads.scales(r)[b], ranged ? payloads.offsets(r)[b] : 0.0f};
+    }
+
+    template <int EACH>
+    METHOD void decode4(u32 word, int plane, Affine scale, float (&values)[4]) const {
+        ::decode4<EACH>(word, plane, zero, scale.scale, scale.offset, ranged, values);
+    }
+};

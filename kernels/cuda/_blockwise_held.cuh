@@ -4,9 +4,12 @@
 #include "_blockwise.cuh"
 #include "_held.cuh"
 
-// Of 1024 codes of 2 bits there are no registers for two blocks.
-template <int BLOCK, int EACH>
-using HeldBlock = Held<BLOCK, EACH, (BLOCK < 1024 || EACH < 4)>;
+// Of 1024 codes of 2 bits there are no registers for two blocks. What is at random is bound by its
+// arithmetic: half a warp takes a block of 512 at most, so that all of the warp adds up squares, in
+// 16 lanes each, and works out two scales at once; and while numbers are drawn, the block comes.
+template <int BLOCK, int EACH, bool RANDOM>
+using HeldBlock = Held<
+    BLOCK, EACH, !RANDOM && (BLOCK < 1024 || EACH < 4), (RANDOM && BLOCK <= 512 ? LANES : WARP)>;
 
 template <class H>
 DEVICE Extremes extremes_held(const float (&p)[H::FOURS][4], bool ranged) {
@@ -33,15 +36,15 @@ DEVICE void quantize_asked(
     i64 low = b * H::BLOCK;
     effective_held<H>(asked, x, feedback, p);
     Extremes found = extremes_held<H>(p, form.statistic == RANGE);
-    Grid grid = grid_of(found, H::BLOCK, form, [&] {
-        return sum_held<H, STAGED_SQUARES>(p, square);
+    Grid grid = grid_of<RANDOM>(found, H::BLOCK, form, [&] {
+        return sum_held<H, STAGED_SQUARES>(p, add_square);
     });
     ask_next();
     UNROLLED for (int row = 0; row < H::ROWS; ++row) {
         u32 word = 0, fractions[4] = {0u, 0u, 0u, 0u};
         UNROLLED for (int plane = 0; plane < H::EACH; ++plane) {
             int g = plane * H::ROWS + row;
-            if (RANDOM) fractions_of(numbers, four_at<H>(low, g), 4, fractions);
+            if (RANDOM) fractions_of<true>(numbers, four_at<H>(low, g), 4, fractions);
             word |= encode4<H::EACH, RANDOM, true>(p[g], fractions, grid, feedback, form)
                     << 8 / H::EACH * plane;
         }
@@ -66,6 +69,7 @@ template <class H, bool RANDOM>
 DEVICE void quantize_held(
     Values x, Feedback feedback, const Payload& to, i64 n, const Form& form, const Noise& noise) {
     bool even = are_even(x, feedback.residual, to.codes);
+    even = even && (!RANDOM || has_even_numbers(noise.start));
     i64 whole = whole_blocks(n, even, H::TEAMS, H::BLOCK), own = int(threadIdx.x) / H::TEAM;
     auto take = [&](const Asked<H>& asked, i64 b, auto ask_next) {
         Numbers numbers = numbers_of<RANDOM>(noise, b * H::BLOCK, H::TEAMS * H::BLOCK);

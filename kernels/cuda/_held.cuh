@@ -10,12 +10,13 @@
 #include "_team.cuh"
 #include "_values.cuh"
 
-// ASKS_AHEAD: not where there are no registers for two blocks.
-template <int BLOCK_ELEMS, int CODES_EACH, bool ASKS_AHEAD = true>
+// ASKS_AHEAD: not where there are no registers for two blocks. MOST_THREADS: of a team.
+template <int BLOCK_ELEMS, int CODES_EACH, bool ASKS_AHEAD = true, int MOST_THREADS = WARP>
 struct Held {
     static constexpr int BLOCK = BLOCK_ELEMS, EACH = CODES_EACH, WIDTH = BLOCK / EACH;
-    static constexpr int TEAM = WIDTH < 4 * WARP ? WIDTH / 4 : WARP, ROW = 4 * TEAM;
-    static constexpr int ROWS = WIDTH / ROW, FOURS = EACH * ROWS, TEAMS = CTA / TEAM;
+    static constexpr int TEAM = WIDTH < 4 * MOST_THREADS ? WIDTH / 4 : MOST_THREADS;
+    static constexpr int ROW = 4 * TEAM, ROWS = WIDTH / ROW, FOURS = EACH * ROWS;
+    static constexpr int TEAMS = CTA / TEAM;
     static constexpr bool AHEAD = ASKS_AHEAD;
     // CTAs that share a multiprocessor's registers: what a thread holds of this block and the next.
     static constexpr int CTAS = FOURS <= 2 ? 4 : FOURS <= 4 ? 3 : 2;
@@ -70,9 +71,10 @@ DEVICE u32 largest_held(const float (&p)[H::FOURS][4]) {
     return team_max<H::TEAM>(largest);
 }
 
-// The sum of term(value), in the written order. STAGED: what shared memory has for each thread.
-template <class H, int STAGED, class Term>
-DEVICE double sum_held(const float (&p)[H::FOURS][4], Term term) {
+// The sum of all, each added by add(sum, value), in the written order. STAGED: what shared memory
+// has for each thread.
+template <class H, int STAGED, class Add>
+DEVICE double sum_held(const float (&p)[H::FOURS][4], Add add) {
     constexpr int ROWS = H::FOURS < STAGED / 4 ? H::FOURS : STAGED / 4;  // of the team, in a piece
     float* stage = team_stage<H::TEAM, STAGED>();
     double sum = 0.0;
@@ -81,7 +83,7 @@ DEVICE double sum_held(const float (&p)[H::FOURS][4], Term term) {
         UNROLLED for (int f = 0; f < ROWS; ++f)
             store4<true>(stage, four_at<H>(0, f), 4, p[g + f]);
         team_sync<H::TEAM>();
-        sum = lane_sum(stage, team_thread<H::TEAM>(), ROWS * H::ROW, sum, term);
+        sum = lane_sum(stage, team_thread<H::TEAM>(), ROWS * H::ROW, sum, add);
     }
     return team_told<H::TEAM>(halved(sum));
 }

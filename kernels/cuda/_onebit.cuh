@@ -14,7 +14,7 @@
 
 constexpr int STAGED = 32;  // elements of a block, per thread, that shared memory holds
 
-DEVICE double magnitude(double p) { return fabs(p); }
+DEVICE double add_magnitude(double sum, double p) { return sum + fabs(p); }
 
 // The sum of |p|, in the written order; the block's last piece is in the stage then.
 template <int THREADS>
@@ -26,7 +26,7 @@ DEVICE double sum_magnitudes(Values x, Feedback feedback, i64 low, int size, flo
             store4(stage, i, 4, p);
         }
     };
-    return team_tree_sum<THREADS, STAGED * THREADS>(stage, size, fill, magnitude);
+    return team_tree_sum<THREADS, STAGED * THREADS>(stage, size, fill, add_magnitude);
 }
 
 // What is left of p, whose sign is given.
@@ -67,7 +67,7 @@ DEVICE void quantize_signs_asked(
     AskNext ask_next) {
     float p[H::FOURS][4];
     effective_held<H>(asked, x, feedback, p);
-    float mean = float(sum_held<H, STAGED>(p, magnitude) / double(H::BLOCK));
+    float mean = float(sum_held<H, STAGED>(p, add_magnitude) / double(H::BLOCK));
     ask_next();
     u32 word = 0;
     UNROLLED for (int plane = 0; plane < PLANES; ++plane)

@@ -14,6 +14,9 @@ struct Noise {
     i64 start;  // element number of the first element
 };
 
+// Whether the numbers of fours that begin at a multiple of four lie beside each other.
+DEVICE bool has_even_numbers(i64 start) { return start % 4 == 0; }
+
 DEVICE void philox(const Noise& noise, u64 block, u32 (&words)[4]) {
     u32 c0 = u32(block), c1 = u32(block >> 32), c2 = noise.step, c3 = noise.parameter;
     u32 k0 = noise.seed, k1 = noise.stream;
@@ -57,7 +60,7 @@ constexpr int SPAN_WORDS = (SPAN / ROW + 1) * ROW_WORDS;
 
 struct Drawn {
     const u32* words;  // two numbers each
-    int first;         // where the span's own begin, in numbers
+    u32 first;         // where the span's own begin, in numbers
 };
 
 // The numbers of `size` elements from low on, at most a span. All threads of a CTA come here.
@@ -65,7 +68,8 @@ DEVICE Drawn drawn_for_span(const Noise& noise, i64 low, int size) {
     __shared__ uint4 room[SPAN_WORDS / 4];
     u32* words = reinterpret_cast<u32*>(room);
     u64 element = u64(noise.start + low);
-    int first = int(element % ROW), rows = (first + size + ROW - 1) / ROW;
+    u32 first = u32(element % ROW);
+    int rows = (int(first) + size + ROW - 1) / ROW;
     __syncthreads();  // until those of the last span are read by all
     for (int i = int(threadIdx.x); i < rows * ROW_BLOCKS; i += CTA) {
         u32 four[4];
@@ -79,14 +83,16 @@ DEVICE Drawn drawn_for_span(const Noise& noise, i64 low, int size) {
 
 // The 23 bits of element i of the span; see `random_fractions`.
 DEVICE u32 drawn_fraction(Drawn drawn, int i) {
-    int column = drawn.first + i, part = column / ROW_BLOCKS;
+    u32 column = drawn.first + u32(i), part = column / ROW_BLOCKS;
     return fraction_of(drawn.words[part / 2 * ROW_BLOCKS + column % ROW_BLOCKS], part % 2);
 }
 
-// Those of `count` elements from i on, at most four; read at once where they lie so.
+// Those of `count` elements from i on, at most four; read at once where they lie so. EVEN: there
+// are four, and they do.
+template <bool EVEN = false>
 DEVICE void drawn_fractions(Drawn drawn, int i, int count, u32 (&fractions)[4]) {
-    int column = drawn.first + i, part = column / ROW_BLOCKS;
-    if (count > 0 && column % 4 == 0) {
+    u32 column = drawn.first + u32(i), part = column / ROW_BLOCKS;
+    if (EVEN || (count > 0 && column % 4 == 0)) {
         const u32* words = drawn.words + part / 2 * ROW_BLOCKS + column % ROW_BLOCKS;
         uint4 four = *reinterpret_cast<const uint4*>(words);
         fractions[0] = fraction_of(four.x, part % 2), fractions[1] = fraction_of(four.y, part % 2);
@@ -108,15 +114,16 @@ struct Numbers {
 // For `span` elements from low on. All threads of a CTA come here.
 template <bool RANDOM>
 DEVICE Numbers numbers_of(const Noise& noise, i64 low, i64 span) {
-    Numbers numbers = {noise, {nullptr, 0}, low, RANDOM && span <= SPAN};
+    Numbers numbers = {noise, {nullptr, 0u}, low, RANDOM && span <= SPAN};
     if (RANDOM && numbers.at_hand) numbers.drawn = drawn_for_span(noise, low, int(span));
     return numbers;
 }
 
 // Of `count` elements from i on, at most four.
+template <bool EVEN = false>
 DEVICE void fractions_of(const Numbers& numbers, i64 i, int count, u32 (&fractions)[4]) {
     if (numbers.at_hand)
-        return drawn_fractions(numbers.drawn, int(i - numbers.low), count, fractions);
+        return drawn_fractions<EVEN>(numbers.drawn, int(i - numbers.low), count, fractions);
     for (int u = 0; u < 4; ++u)
         fractions[u] = u < count ? random_fraction(numbers.noise, i + u) : 0u;
 }

@@ -96,12 +96,15 @@ DEVICE float* team_stage() {
     return stage<EACH>() + int(threadIdx.x) / THREADS * THREADS * EACH;
 }
 
-// What the first 16 threads of a team, a lane each, have after a piece of so many values.
-template <class Term>
-DEVICE double lane_sum(const float* piece, int lane, int count, double sum, Term term) {
-    if (lane < LANES)
-        for (int i = lane; i < count; i += LANES) sum += term(double(piece[i]));
-    return sum;
+// What the first 16 threads of a team, a lane each, have after a piece of so many values:
+// add(sum, value) for one after the other. Where the count is known, no loop is left of it.
+template <class Add>
+DEVICE double lane_sum(const float* piece, int lane, int count, double sum, Add add) {
+    if (lane >= LANES) return sum;
+    int whole = count / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES) sum = add(sum, double(piece[i + lane]));
+    bool more = count > whole && u32(lane) < u32(count - whole);
+    return more ? add(sum, double(piece[whole + lane])) : sum;
 }
 
 // Every 16 threads get the sum of theirs.
@@ -110,21 +113,22 @@ DEVICE double halved(double sum) {
     return sum;
 }
 
-// The sum of term(value) over `size` values, for all threads: fill(first, count) puts the values
-// from `first` on into the stage, which holds PIECE.
-template <int THREADS, int PIECE, class Fill, class Term>
-DEVICE double team_tree_sum(const float* stage, int size, Fill fill, Term term) {
+// The sum of `size` values, for all threads, each added by add(sum, value): fill(first, count) puts
+// those from `first` on into the stage, which holds PIECE.
+template <int THREADS, int PIECE, class Fill, class Add>
+DEVICE double team_tree_sum(const float* stage, int size, Fill fill, Add add) {
     double sum = 0.0;
     for (int first = 0; first < size; first += PIECE) {
         int count = min(PIECE, size - first);
         team_sync<THREADS>();  // until the piece before is read by all
         fill(first, count);
         team_sync<THREADS>();
-        sum = lane_sum(stage, team_thread<THREADS>(), count, sum, term);
+        sum = lane_sum(stage, team_thread<THREADS>(), count, sum, add);
     }
     return team_told<THREADS>(halved(sum));
 }
 
 constexpr int STAGED_SQUARES = 8;  // for each thread, where squares are summed up
 
-DEVICE double square(double value) { return value * value; }
+// A float32's square is exact in a double, so that one rounding is that of the sum alone.
+DEVICE double add_square(double sum, double value) { return fma(value, value, sum); }

@@ -13,6 +13,7 @@ from ._arguments import values
 from ._device import CTA, WARP, Argument, device, launch
 
 _WARPS_BLOCK = 1024  # elements that a warp goes through sooner than a whole block of threads
+_HALF_WARPS_BLOCK = 512  # the same of half a warp, where codes are at random
 
 
 def team_for(block: int) -> tuple[str, int]:
@@ -24,12 +25,13 @@ HELD = {8: (128, 256, 512, 1024), 4: (128, 256, 512, 1024), 2: (256, 512, 1024),
 """For codes of so many bits: the blocks that a team holds in registers; see ``_held.cuh``."""
 
 
-def quantizer_for(bits: int, block: int) -> tuple[str, int]:
+def quantizer_for(bits: int, block: int, *, at_random: bool = False) -> tuple[str, int]:
     """The same for kernels that quantise a block to codes of so many bits."""
     if block not in HELD.get(bits, ()):
         team, threads = team_for(block)
         return f"by_{team}", threads
-    return f"of_{block}", min(block * bits // 32, WARP)  # a thread makes four neighbouring bytes
+    most = WARP // 2 if at_random and block <= _HALF_WARPS_BLOCK else WARP
+    return f"of_{block}", min(block * bits // 32, most)  # a thread makes four neighbouring bytes
 
 
 def threads_for(elems: int, each: int) -> tuple[int, int]:

@@ -70,12 +70,11 @@ template <int THREADS, int EACH>
 DEVICE void sum(
     const Payloads& payloads, Sums sums, i64 n, int block, int zero, float weight) {
     i64 blocks = (n + block - 1) / block;
-    bool ranged = payloads.every_offsets[0] != nullptr;
+    Integers<Payloads> integers = {payloads, payloads.every_offsets[0] != nullptr, zero};
     constexpr int FOURS = EACH < 4 ? 2 : 1;  // there are no registers for four planes of two
     bool even = block % (4 * EACH) == 0 && are_even(sums) && have_even_codes(payloads);
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>())
-        sum_block<THREADS, EACH, FOURS>(
-            payloads, ranged, sums, false, b, n, block, zero, weight, even);
+        sum_block<THREADS, EACH, FOURS>(integers, sums, false, b, n, block, weight, even);
 }
 
 #define QUANTIZE_AS(name, ctas, quantize, ...)                                                    \
@@ -94,7 +93,8 @@ DEVICE void sum(
 #define QUANTIZE(name, ...) QUANTIZE_AS(name, 1, quantize, __VA_ARGS__)
 #define QUANTIZE_HELD(name, RANDOM, BLOCK, EACH)                                                  \
     QUANTIZE_AS(                                                                                  \
-        name, (HeldBlock<BLOCK, EACH>::CTAS), quantize_held, HeldBlock<BLOCK, EACH>, RANDOM)
+        name, (HeldBlock<BLOCK, EACH, RANDOM>::CTAS), quantize_held,                              \
+        HeldBlock<BLOCK, EACH, RANDOM>, RANDOM)
 
 #define DEQUANTIZE(name, THREADS, EACH)                                                           \
     KERNEL(                                                                                       \

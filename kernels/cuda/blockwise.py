@@ -28,11 +28,12 @@ def quantize_blockwise(
     loss_scale: float = 1.0,
 ) -> None:
     kernels = _kernels(form)
+    name, threads = kernels.quantize if noise is None else kernels.quantize_at_random
     launch(
         "blockwise",
-        kernels.quantize if noise is None else kernels.quantize_at_random,
+        name,
         scales.size,
-        kernels.quantizer_threads,
+        threads,
         *values(x),
         *feedback(residual, loss_scale),
         codes,
@@ -98,16 +99,16 @@ class _Kernels(NamedTuple):
     """Those of a form.
 
     Attributes:
-        threads: Of a team.
-        quantizer_threads: Of a team that quantises.
+        threads: Of a team that decodes.
+        quantize: The one that quantises, and threads of its teams.
+        quantize_at_random: Likewise.
         quantizer: Arguments of those that quantise.
         dequantizer: Arguments of the others.
     """
 
     threads: int
-    quantizer_threads: int
-    quantize: str
-    quantize_at_random: str
+    quantize: tuple[str, int]
+    quantize_at_random: tuple[str, int]
     dequantize: str
     sum: str
     quantizer: Arguments
@@ -118,14 +119,14 @@ class _Kernels(NamedTuple):
 def _kernels(form: Form) -> _Kernels:
     team, threads = team_for(form.block)
     quantizer, quantizer_threads = quantizer_for(form.bits, form.block)
+    at_random, at_random_threads = quantizer_for(form.bits, form.block, at_random=True)
     block, zero = np.int32(form.block), np.int32(form.zero)
     statistic = np.int32(STATISTICS.index(form.statistic))
     limits = np.int32(form.top), np.int32(form.bottom)
     return _Kernels(
         threads,
-        quantizer_threads,
-        f"quantize_{form.bits}_{quantizer}",
-        f"quantize_{form.bits}_at_random_{quantizer}",
+        (f"quantize_{form.bits}_{quantizer}", quantizer_threads),
+        (f"quantize_{form.bits}_at_random_{at_random}", at_random_threads),
         f"dequantize_{form.bits}_by_{team}",
         f"sum_{form.bits}_by_{team}",
         (block, statistic, *limits, zero, np.float64(form.clip)),

@@ -75,7 +75,7 @@ DEVICE void sum_chunks(const float* tile, int size, int chunk, double* norms) {
     int half = int(threadIdx.x) % WARP / LANES, lane = int(threadIdx.x) % LANES;
     for (int two = 0; two * chunk < size; two += 2) {
         int begin = (two + half) * chunk, own = min(chunk, size - begin);
-        double sum = norm_of(halved(lane_sum(tile + begin, lane, own, 0.0, square)));
+        double sum = norm_of(halved(lane_sum(tile + begin, lane, own, 0.0, add_square)));
         if (own > 0 && lane == 0) norms[two + half] = sum;
     }
 }
@@ -145,7 +145,7 @@ KERNEL(
         for (; low < high; low += TILE) {
             int size = int(min(i64(TILE), high - low));
             absorb_tile<CTA>(from, even, low, size, tile);
-            sum = lane_sum(tile, int(threadIdx.x), size, sum, square);
+            sum = lane_sum(tile, int(threadIdx.x), size, sum, add_square);
         }
         sum = halved(sum);
         if (threadIdx.x == 0) norms[c] = norm_of(sum);

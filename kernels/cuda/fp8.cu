@@ -4,8 +4,8 @@
 // first-level cache, for the codes. Blocks of the usual sizes are held in registers. Rounding adds
 // and takes off again a number so large that the sum has no bits below the format's last one.
 
+#include "_block_sums.cuh"
 #include "_held.cuh"
-#include "_sums.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 
@@ -157,63 +157,25 @@ DEVICE void dequantize(
 }
 
 struct Payloads {
-    const u8* codes[MOST];
-    const float* scales[MOST];
+    const u8* every_codes[MOST];
+    const float* every_scales[MOST];
+    Format form;
+
+    METHOD const u8* codes(int r) const { return every_codes[r]; }
+    METHOD float scale(int r, i64 b) const { return every_scales[r][b]; }
+
+    template <int>
+    METHOD void decode4(u32 word, int, float scale, float (&values)[4]) const {
+        ::decode4(word, scale, form, values);
+    }
 };
 
-// WHOLE: as above.
-template <int THREADS, bool WHOLE>
-DEVICE void sum_block(
-    const Payloads& payloads, Sums sums, i64 b, i64 low, int size, Format form, float weight) {
-    constexpr int STEP = 4 * THREADS, FOURS = 2;
-    for (int i = 4 * team_thread<THREADS>(); i < size; i += FOURS * STEP) {
-        auto for_fours = [&](auto visit) {
-            UNROLLED for (int f = 0; f < FOURS; ++f) {
-                int first = i + f * STEP;
-                if (f == 0 || first < size) visit(f, first, WHOLE ? 4 : min(4, size - first));
-            }
-        };
-        float total[FOURS][4] = {};
-        for_fours([&](int f, int first, int count) {
-            begin4<WHOLE>(sums, low + first, count, total[f]);
-        });
-        FOR_ASKED(from) if (payloads.codes[from]) {
-            u32 words[ASKED][FOURS] = {};
-            float scales[ASKED];
-            FOR_EACH_ASKED(r) if (payloads.codes[from + r]) {
-                for_fours([&](int f, int first, int count) {
-                    words[r][f] = load4<WHOLE>(payloads.codes[from + r], low + first, count);
-                });
-                scales[r] = payloads.scales[from + r][b];
-            }
-            for_fours([&](int f, int, int) {
-                FOR_EACH_ASKED(r) if (payloads.codes[from + r]) {
-                    float values[4];
-                    decode4(words[r][f], scales[r], form, values);
-                    add4(total[f], values, weight);
-                }
-            });
-        }
-        for_fours([&](int f, int first, int count) {
-            finish4<WHOLE>(sums, low + first, count, total[f]);
-        });
-    }
-}
-
 template <int THREADS>
-DEVICE void sum(
-    const Payloads& payloads, Sums sums, i64 n, int block, Format form, float weight) {
+DEVICE void sum(const Payloads& payloads, Sums sums, i64 n, int block, float weight) {
     i64 blocks = (n + block - 1) / block;
-    bool even = block % 4 == 0 && are_even(sums);
-    FOR_PAYLOADS(r) even = even && is_aligned(payloads.codes[r], 4);
-    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
-        i64 low = b * block;
-        int size = int(min(i64(block), n - low));
-        if (even && size == block)
-            sum_block<THREADS, true>(payloads, sums, b, low, size, form, weight);
-        else
-            sum_block<THREADS, false>(payloads, sums, b, low, size, form, weight);
-    }
+    bool even = block % 4 == 0 && are_even(sums) && have_even_codes(payloads);
+    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>())
+        sum_block<THREADS, 1, 2>(payloads, sums, false, b, n, block, weight, even);
 }
 
 #define QUANTIZE_AS(name, ctas, quantize)                                                         \
@@ -246,9 +208,8 @@ DEVICE void sum(
         (EACH_OF(const u8* __restrict__, codes), EACH_OF(const float* __restrict__, scales),      \
          const float* before, void* out, int kind, i64 n, int block, int mantissa, int bias,      \
          float largest, float weight)) {                                                          \
-        sum<THREADS>(                                                                             \
-            {ALL_OF(codes), ALL_OF(scales)}, {before, out, kind}, n, block,                       \
-            {mantissa, bias, largest}, weight);                                                   \
+        Payloads payloads = {ALL_OF(codes), ALL_OF(scales), {mantissa, bias, largest}};           \
+        sum<THREADS>(payloads, {before, out, kind}, n, block, weight);                            \
     }
 
 QUANTIZE(quantize_by_warps, WARP)

@@ -89,15 +89,17 @@ DEVICE void quantize_many(const Table& table, const Shared& shared) {
 }
 
 // Asked for each group: vectors of a list differ in alignment, so that a launch has no one answer.
+template <bool RANDOM>
 DEVICE bool is_whole(const Table& table, int v, i64 b, int teams, const Shared& shared) {
     bool even = are_even(values_of(table, v, shared), table.residual[v], table.codes[v]);
+    even = even && (!RANDOM || has_even_numbers(table.start[v]));
     return b < whole_blocks(table.elems[v], even, teams, shared.form.block);
 }
 
 template <int EACH, bool RANDOM>
 RARE void quantize_many_others(const Table& table, Shared shared, int teams) {
     for_groups(table, teams, [&](int v, i64 first) {
-        if (is_whole(table, v, first, teams, shared)) return;
+        if (is_whole<RANDOM>(table, v, first, teams, shared)) return;
         i64 n = table.elems[v];
         for (i64 b = first; b < first + teams && b * shared.form.block < n; b += CTA / WARP)
             quantize_group<WARP, EACH, RANDOM>(
@@ -113,12 +115,13 @@ struct Group {
 };
 
 // The first of the CTA's groups that is whole, from `number` on; beyond all if there is none.
+template <bool RANDOM>
 DEVICE Group whole_group(
     const Table& table, const Shared& shared, int number, int teams, bool& others) {
     for (; number < table.first_group[table.vectors]; number += int(gridDim.x)) {
         int v = vector_of(table, number);
         i64 b = i64(number - table.first_group[v]) * teams;
-        if (is_whole(table, v, b, teams, shared)) return {number, v, b};
+        if (is_whole<RANDOM>(table, v, b, teams, shared)) return {number, v, b};
         others = true;
     }
     return {number, 0, 0};
@@ -126,14 +129,14 @@ DEVICE Group whole_group(
 
 // Calls take(asked, v, b, ask_next) for the groups that are whole; see `for_held`. Returns whether
 // there are others. These come after all: so they take no registers from those.
-template <class H, class Take>
+template <class H, bool RANDOM, class Take>
 DEVICE bool for_whole_groups(const Table& table, const Shared& shared, Take take) {
     bool others = false;
     int groups = table.first_group[table.vectors], own = int(threadIdx.x) / H::TEAM;
     Asked<H> asked;
     Group next;
     auto go_on = [&](int number) {
-        next = whole_group(table, shared, number, H::TEAMS, others);
+        next = whole_group<RANDOM>(table, shared, number, H::TEAMS, others);
         asked = {};
         if (next.number < groups)
             ask(asked, values_of(table, next.v, shared), table.residual[next.v],
@@ -154,8 +157,9 @@ DEVICE bool for_whole_groups(const Table& table, const Shared& shared, Take take
 
 // Where a vector lies takes registers, too: of blocks of more than two fours a thread has none left
 // for the next one's, and would spill up to 44 bytes of them, or share with a CTA less.
-template <int BLOCK, int EACH>
-using ListedBlock = Held<BLOCK, EACH, (Held<BLOCK, EACH>::FOURS <= 2)>;
+template <int BLOCK, int EACH, bool RANDOM>
+using ListedBlock = Held<
+    BLOCK, EACH, !RANDOM && Held<BLOCK, EACH>::FOURS <= 2, HeldBlock<BLOCK, EACH, RANDOM>::TEAM>;
 
 template <class H, bool RANDOM>
 DEVICE void quantize_many_held(const Table& table, const Shared& shared) {
@@ -166,7 +170,7 @@ DEVICE void quantize_many_held(const Table& table, const Shared& shared) {
             asked, values_of(table, v, shared), feedback_of(table, v, shared),
             payload_of(table, v), b + int(threadIdx.x) / H::TEAM, shared.form, numbers, ask_next);
     };
-    bool others = for_whole_groups<H>(table, shared, take);
+    bool others = for_whole_groups<H, RANDOM>(table, shared, take);
     if (others) quantize_many_others<H::EACH, RANDOM>(table, shared, H::TEAMS);
 }
 
@@ -190,7 +194,7 @@ DEVICE void quantize_many_of_signs(const Table& table, const Shared& shared) {
 
 RARE void quantize_many_other_signs(const Table& table, Shared shared, int teams) {
     for_groups(table, teams, [&](int v, i64 first) {
-        if (is_whole(table, v, first, teams, shared)) return;
+        if (is_whole<false>(table, v, first, teams, shared)) return;
         for (i64 b = first; b < first + teams; b += CTA / WARP)
             quantize_signs_of<WARP>(table, shared, v, b);
     });
@@ -203,7 +207,7 @@ DEVICE void quantize_many_signs_held(const Table& table, const Shared& shared) {
             asked, values_of(table, v, shared), feedback_of(table, v, shared), table.codes[v],
             table.scales[v], b + int(threadIdx.x) / H::TEAM, ask_next);
     };
-    bool others = for_whole_groups<H>(table, shared, take);
+    bool others = for_whole_groups<H, false>(table, shared, take);
     if (others) quantize_many_other_signs(table, shared, H::TEAMS);
 }
 
@@ -258,8 +262,8 @@ DEVICE void sum_many(
 #define QUANTIZE_MANY(name, ...) QUANTIZE_MANY_AS(name, 1, quantize_many, __VA_ARGS__)
 #define QUANTIZE_MANY_HELD(name, RANDOM, BLOCK, EACH)                                           \
     QUANTIZE_MANY_AS(                                                                           \
-        name, (ListedBlock<BLOCK, EACH>::CTAS < 3 ? 2 : 3), quantize_many_held,                 \
-        ListedBlock<BLOCK, EACH>, RANDOM)
+        name, (ListedBlock<BLOCK, EACH, RANDOM>::CTAS < 3 ? 2 : 3), quantize_many_held,         \
+        ListedBlock<BLOCK, EACH, RANDOM>, RANDOM)
 
 #define QUANTIZE_MANY_OF_SIGNS_AS(name, ctas, quantize_many)                                    \
     CROWDED(                                                                                    \
@@ -284,8 +288,8 @@ DEVICE void sum_many(
         Continuation continuation = {resumes, last, totals};                                    \
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
             bool even = block % (4 * EACH) == 0 && are_even(sums) && have_even_codes(some);     \
-            sum_block<THREADS, EACH, 1>(                                                        \
-                some, ranged, sums, alone, b, n, block, zero, weight, even);                    \
+            Integers<Payloads> integers = {some, ranged, zero};                                 \
+            sum_block<THREADS, EACH, 1>(integers, sums, alone, b, n, block, weight, even);      \
         };                                                                                      \
         sum_many<THREADS>(table, payloads, continuation, kind, block, sum_one);                 \
     }

@@ -71,13 +71,15 @@ class _Prepared(NamedTuple):
 
     Attributes:
         launches: All vectors.
-        kernel: End of the kernels' names.
+        kernel: The kernel's name.
         form: Arguments that tell of the form.
+        at_random: Whether it rounds so.
     """
 
     launches: Sequence[_Launch]
     kernel: str
     form: Arguments
+    at_random: bool = False
 
 
 def multi_tensor_quantize(
@@ -85,16 +87,15 @@ def multi_tensor_quantize(
 ) -> None:
     if not batch.vectors:
         return
-    if batch.prepared is None:
-        batch.prepared = _prepared_to_quantize(batch)
-    launches, kernel, form = batch.prepared
-    rounding = "quantize_many" if noise is None else "quantize_many_at_random"
+    if batch.prepared is None or batch.prepared.at_random != (noise is not None):
+        batch.prepared = _prepared_to_quantize(batch, noise is not None)
+    launches, kernel, form, _ = batch.prepared
     kind, factors = values(batch.vectors[0].x)[1], feedback(None, loss_scale)[1:]
     words = () if isinstance(batch.form, SignForm) else _random(noise)
     for table, groups in launches:
         launch(
             "multi_tensor",
-            f"{rounding}_{kernel}",
+            kernel,
             groups,
             CTA,
             table,
@@ -123,7 +124,7 @@ def _sum(
         return
     if batch.prepared is None:
         batch.prepared = _prepared_to_sum(batch)
-    launches, kernel, form = batch.prepared
+    launches, kernel, form, _ = batch.prepared
     kind, factor, totals = values(batch.parts[0].out)[1], np.float32(weight), None
     if len(payloads) > MOST_PAYLOADS and batch.parts[0].out.dtype != np.float32:
         totals = device().empty(sum(part.out.size for part in batch.parts), np.float32)
@@ -133,7 +134,7 @@ def _sum(
         for table, groups in launches:
             launch(
                 "multi_tensor",
-                f"sum_many_{kernel}",
+                kernel,
                 groups,
                 CTA,
                 table,
@@ -158,16 +159,17 @@ def _bits(form: BlockForm) -> int:
     return 1 if isinstance(form, SignForm) else form.bits
 
 
-def _prepared_to_quantize(batch: BlockwiseVectors) -> _Prepared:
+def _prepared_to_quantize(batch: BlockwiseVectors, at_random: bool) -> _Prepared:
     form, lows = batch.form, range(0, len(batch.vectors), MOST)
-    team, threads = quantizer_for(_bits(form), form.block)
+    team, threads = quantizer_for(_bits(form), form.block, at_random=at_random)
     launches = [_launch(batch.vectors[low : low + MOST], form.block, threads) for low in lows]
-    kernel = f"{_bits(form)}_{team}"
+    kernel = f"quantize_many{'_at_random' if at_random else ''}_{_bits(form)}_{team}"
     if isinstance(form, SignForm):
         return _Prepared(launches, kernel, (np.int32(form.block),))
     statistic = STATISTICS.index(form.statistic)
     numbers = (form.block, statistic, form.top, form.bottom, form.zero)
-    return _Prepared(launches, kernel, (*map(np.int32, numbers), np.float64(form.clip)))
+    arguments = (*map(np.int32, numbers), np.float64(form.clip))
+    return _Prepared(launches, kernel, arguments, at_random)
 
 
 def _prepared_to_sum(batch: BlockwiseParts) -> _Prepared:
@@ -181,7 +183,7 @@ def _prepared_to_sum(batch: BlockwiseParts) -> _Prepared:
     numbers: Arguments = (np.int32(form.block),)
     if not isinstance(form, SignForm):
         numbers = (*numbers, np.int32(form.zero), _BOOLS[form.statistic == "range"])
-    return _Prepared(launches, f"{_bits(form)}_by_{team}", numbers)
+    return _Prepared(launches, f"sum_many_{_bits(form)}_by_{team}", numbers)
 
 
 def _first_groups(sizes: Sequence[int], block: int, threads: int) -> list[int]:

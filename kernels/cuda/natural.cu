@@ -96,6 +96,7 @@ RARE void quantize_others(
 DEVICE void quantize_all(
     Values x, Feedback feedback, u8* exponents, u8* signs, i64 n, const Noise& noise) {
     bool even = are_even(x, feedback.residual, exponents) && is_aligned(signs, 4);
+    even = even && has_even_numbers(noise.start);
     i64 whole = whole_blocks(n, even, Group::TEAMS, GROUP);
     auto take = [&](const Asked<Group>& asked, i64 b, auto ask_next) {
         Drawn drawn = drawn_for_span(noise, b * GROUP, SPAN);
@@ -107,7 +108,7 @@ DEVICE void quantize_all(
         u32 packed = 0, negative, fractions[4];
         UNROLLED for (int plane = 0; plane < PLANES; ++plane) {
             i64 first = four_at<Group>(low, plane);
-            drawn_fractions(drawn, int(first - b * GROUP), 4, fractions);
+            drawn_fractions<true>(drawn, int(first - b * GROUP), 4, fractions);
             u32 word = encode4(p[plane], fractions, feedback, negative);
             store4<true>(exponents, first, 4, word);
             if (feedback.residual) leave4<true>(feedback.residual, first, 4, p[plane], word);

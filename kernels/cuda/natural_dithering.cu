@@ -67,7 +67,7 @@ DEVICE float norm_of(
             store4(values, i, 4, p);
         }
         team_sync<THREADS>();
-        if (form.euclidean) squares = lane_sum(values, thread, count, squares, square);
+        if (form.euclidean) squares = lane_sum(values, thread, count, squares, add_square);
     }
     float most = __uint_as_float(team_max<THREADS>(largest));
     if (!form.euclidean || !is_finite(most)) return length_of(most, 0.0, form);
@@ -183,18 +183,19 @@ DEVICE void dither_held(
     Values x, Feedback feedback, u8* codes, float* norms, i64 n, const Form& form,
     const Noise& noise) {
     bool even = are_even(x, feedback.residual, codes);
+    even = even && has_even_numbers(noise.start);
     i64 whole = whole_blocks(n, even, H::TEAMS, H::BLOCK), own = int(threadIdx.x) / H::TEAM;
     auto take = [&](const Asked<H>& asked, i64 b, auto ask_next) {
         Numbers numbers = numbers_of<true>(noise, b * H::BLOCK, H::TEAMS * H::BLOCK);
         float p[H::FOURS][4];
         i64 low = (b + own) * H::BLOCK;
         effective_held<H>(asked, x, feedback, p);
-        double squares = form.euclidean ? sum_held<H, STAGED>(p, square) : 0.0;
+        double squares = form.euclidean ? sum_held<H, STAGED>(p, add_square) : 0.0;
         float norm = length_of(__uint_as_float(largest_held<H>(p)), squares, form);
         ask_next();
         u32 words[PLANES], fractions[4];
         UNROLLED for (int plane = 0; plane < PLANES; ++plane) {
-            fractions_of(numbers, four_at<H>(low, plane), 4, fractions);
+            fractions_of<true>(numbers, four_at<H>(low, plane), 4, fractions);
             words[plane] = encode4(p[plane], fractions, norm, feedback.back, form);
         }
         for (int k = 0; k < form.bits; ++k) {

@@ -85,7 +85,7 @@ struct Squares {
         UNROLLED for (int b = 0; b < AT_ONCE; ++b)
             store4<true>(stage, 4 * lane + b * STEP, 4, q[b]);
         __syncwarp();
-        sum = lane_sum(stage, lane, min(PIECE, size - step), sum, square);
+        sum = lane_sum(stage, lane, min(PIECE, size - step), sum, add_square);
     }
 
     METHOD void end(i64 tile, i64, int) {

@@ -15,7 +15,6 @@ from cuda_occupancy import (
     CASTS,
     DECODERS,
     IN_REGISTERS,
-    RUNS_OF_SUMS,
     STREAMS,
     SUMS,
     VECTORS,
@@ -131,7 +130,7 @@ def test_the_compiler_makes_of_a_source_what_is_said_of_it(source: str) -> None:
     ptx = built(source, COMPILED_HERE).ptx
     for stream in (each for each in IN_REGISTERS + VECTORS if each.source == source):
         asks_for_vectors(ptx, stream)
-    for stream in (each for each in DECODERS + SUMS + CASTS if each.source == source):
+    for stream in (each for each in (*DECODERS, *SUMS, *CASTS) if each.source == source):
         asks_for_all_codes(ptx, stream)
     for kernel in (each for each in ALIGNED if each.source == source):
         accesses_vectors_without_another_look(kernel)
@@ -172,8 +171,8 @@ def accesses_vectors_without_another_look(kernel: Vectors) -> None:
 def asks_for_all_codes(ptx: str, stream: Stream) -> None:
     """The words of codes, and what they are added to, are asked for before any is used."""
     most = max(vector_runs(ptx, stream.name, codes=True))
-    if stream in RUNS_OF_SUMS:
-        assert most == RUNS_OF_SUMS[stream], stream.name
+    if stream in SUMS:
+        assert most == SUMS[stream], stream.name
     elif stream in DECODERS:
         assert most - stream.asked_bytes in (0, 4), stream.name  # signs' scale is read as a word
     else:

@@ -85,7 +85,7 @@ def vector_for(x: Any, residual: F32 | None, form: BlockForm, parameter: int) ->
         poisoned(blocks, np.float32) if ranged(form) else None,
         copied(residual),
         parameter,
-        parameter * 1001,
+        parameter * 1002,  # fours of every other vector have numbers beside each other
     )
 
 
@@ -119,7 +119,7 @@ def quantized(
 def test_blocks_held_in_registers(bits: int, block: int, noise: Noise | None) -> None:
     """Whole groups, some with a rest, some at odd addresses, some of a rest only."""
     form = SignForm(block=block) if bits == 1 else Form(bits=bits, block=block)
-    group = 256 // quantizer_for(bits, block)[1] * block
+    group = 256 // quantizer_for(bits, block, at_random=noise is not None)[1] * block
     sizes = (2 * group + block + 3, group, block - 1, 0, 3 * group, group + 1)
     xs = [drawn(n, number) for number, n in enumerate(sizes)]
     xs[4] = odd(xs[4], 1)[1]

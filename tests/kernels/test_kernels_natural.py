@@ -75,7 +75,7 @@ def test_quantize_equals_reference(x: F32, kind: str, noise: Noise, keep: Keep) 
 
 
 @on_every_backend
-@pytest.mark.parametrize("start", [0, 4711])
+@pytest.mark.parametrize("start", [0, 4711, 4712])
 def test_more_spans_than_blocks_of_threads_in_any_order(start: int) -> None:
     x = np.random.default_rng(start).standard_normal(35 * SPAN + 1029).astype(np.float32)
     x[SPAN + 1 :: SPAN] = np.inf
