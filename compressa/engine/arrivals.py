@@ -63,21 +63,24 @@ class Arrivals:
             StateError: One is unknown, has come before, or has another shape.
         """
         assert self._phase is not None, "no step has begun"
-        ready, owed = [], set()
+        missing, shapes, waiting = self.missing, self._shapes, self._waiting
         for name, gradient in gradients.items():
-            if name not in self.missing:
+            if name not in missing:
                 raise StateError(f"{name!r} is unknown, or was submitted twice in one step")
-            if gradient.shape != self._shapes[name]:
+            if gradient.shape != shapes[name]:
                 raise StateError(
                     f"the gradient of {name!r} has the shape {tuple(gradient.shape)}, where "
-                    f"{self._shapes[name]} is due"
+                    f"{shapes[name]} is due"
                 )
-            self._gradients[name], self._marks[name] = gradient, mark
-            self.missing.remove(name)
-            for unit in self._phase.units_of[name]:
+        missing.difference_update(gradients)
+        self._gradients.update(gradients)
+        self._marks.update(dict.fromkeys(gradients, mark))
+        ready, owed, units_of = [], set(), self._phase.units_of
+        for name in gradients:
+            for unit in units_of[name]:
                 owed.add(unit)
-                self._waiting[unit] -= 1
-                if self._waiting[unit] == 0:
+                waiting[unit] -= 1
+                if not waiting[unit]:
                     ready.append(unit)
         if owed:
             self._tickets[ticket] = owed
@@ -90,13 +93,14 @@ class Arrivals:
     def take(self, numbers: Iterable[int]) -> tuple[Gradients, set[Mark]]:
         """Return complete units' gradients, by name, and the marks of who brought them; once."""
         assert self._phase is not None, "no step has begun"
-        gradients, marks = Gradients(), set[Mark]()
-        for name in (name for i in numbers for name in self._phase.units[i].names):
-            gradients[name] = self._gradients[name]
-            marks.add(self._marks[name])
-            self._untaken[name] -= 1
-            if not self._untaken[name]:  # nobody else's from now on: DDP may free its bucket
-                del self._gradients[name], self._marks[name]
+        gradients, marks, untaken = Gradients(), set[Mark](), self._untaken
+        for number in numbers:
+            for name in self._phase.units[number].names:
+                gradients[name] = self._gradients[name]
+                marks.add(self._marks[name])
+                untaken[name] -= 1
+                if not untaken[name]:  # nobody else's from now on: DDP may free its bucket
+                    del self._gradients[name], self._marks[name]
         return gradients, marks
 
     def done(self, numbers: Iterable[int]) -> list[Ticket]:

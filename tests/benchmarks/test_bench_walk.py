@@ -25,8 +25,8 @@ MOST_FILES, MOST_CHANGES = 35, 8
 
 def walk_of(elems: int) -> tuple[int, int, int, int]:
     """Return calls, those of the library, files and changes of thread."""
-    walk = walked(elems)
-    return len(walk.calls), walk.own, walk.own_files, walk.changes
+    walk, changes = walked(elems)
+    return len(walk.calls), walk.own, walk.own_files, changes
 
 
 def called() -> None:

@@ -52,6 +52,7 @@ class UnitRuntime:
         self.names = frozenset(s.parameter.name for s in unit.layout.segments)
         self.dense_bytes = unit.layout.elems * unit.layout.dtype.itemsize
         self.payload_bytes = sum(round_.capacity_bytes for round_ in self.rounds)
+        self._parts = [(s.parameter.name, s, _part_of(s)) for s in unit.layout.segments]
         self._dtypes = {self.aggregator.values_dtype}
         if self.aggregator.takes_half:
             self._dtypes.update(HALVES)
@@ -119,12 +120,17 @@ class UnitRuntime:
             takes these: a view of the gradient where that can be.
         """
         self._values, self._sources, self._in_place = [], [], True
-        for segment in self.layout.segments:
-            gradient = gradients[segment.parameter.name]
-            source = _in_order(gradient, segment)
+        for name, segment, part in self._parts:
+            gradient = gradients[name]
+            right = gradient.dtype in self._dtypes
+            if gradient.is_contiguous():
+                source = gradient.view(-1)
+                if part is not None:
+                    source = source[part]
+                self._in_place &= right
+            else:
+                source, self._in_place = _in_order(gradient, segment), False
             self._sources.append(source)
-            right = source.dtype in self._dtypes
-            self._in_place &= right and gradient.is_contiguous()
             self._values.append(source if right else self._staged(segment, source))
         return self._values
 
@@ -135,14 +141,8 @@ class UnitRuntime:
             gradients: Those of `collect`; hold the mean afterwards, in their own dtype.
             check_finite: Whether `finite` is to know of it.
         """
-        for segment, value, source in zip(
-            self.layout.segments, self._values, self._sources, strict=True
-        ):
-            if value is not source:
-                source.copy_(value)
-            gradient = gradients[segment.parameter.name]
-            if not gradient.is_contiguous():
-                _put_back(source, gradient, segment)
+        if not self._in_place:
+            self._put_back(gradients)
         self._largest = _largest(self._sources) if check_finite else 0.0
         self._values, self._sources = [], []
 
@@ -153,6 +153,15 @@ class UnitRuntime:
         On a GPU it waits until that is known.
         """
         return all_delivered_finite([self])
+
+    def _put_back(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Write what was copied to where it came from."""
+        parts = zip(self._parts, self._values, self._sources, strict=True)
+        for (name, segment, _), value, source in parts:
+            if value is not source:
+                source.copy_(value)
+            if not gradients[name].is_contiguous():
+                _put_back(source, gradients[name], segment)
 
     def _staged(self, segment: Segment, source: torch.Tensor) -> torch.Tensor:
         """Return memory of a dtype that the aggregator wants, with the values of a segment."""
@@ -187,6 +196,12 @@ def give_back(units: Iterable[UnitRuntime], context: StepContext) -> None:
             unit.aggregator.rollback(context)
 
 
+def _part_of(segment: Segment) -> slice | None:
+    """Return where a segment lies in its parameter; None if it is all of that."""
+    whole = segment.elems == segment.parameter.elems
+    return None if whole else slice(segment.start, segment.stop)
+
+
 def _largest(values: list[torch.Tensor]) -> torch.Tensor | float:
     """A number that is finite if all values are: on a GPU the largest magnitude, or NaN, there."""
     if values[0].is_cuda:
@@ -196,9 +211,7 @@ def _largest(values: list[torch.Tensor]) -> torch.Tensor | float:
 
 
 def _in_order(gradient: torch.Tensor, segment: Segment) -> torch.Tensor:
-    """Return a segment's values as a vector: a view, or a copy if they are in another order."""
-    if gradient.is_contiguous():
-        return gradient.view(-1)[segment.start : segment.stop]
+    """Return a copy of a segment's values, which are in another order, as a vector."""
     values = gradient.new_empty(segment.elems)
     for box, low, high in _boxes(gradient, segment.start, segment.stop):
         values[low:high].view(box.shape).copy_(box)
