@@ -199,7 +199,7 @@ def launch(source: str, name: str, teams: int, threads: int, *arguments: Argumen
         source: Name of the ``.cu`` file, without the ending.
         name: Of the kernel.
         teams: How many could work side by side; without any, nothing is started.
-        threads: Of a team: `WARP` or `CTA`.
+        threads: Of a team.
         arguments: See `Device.launch`.
     """
     if teams:
