@@ -92,11 +92,10 @@ class Engine:
         self._context = StepContext(0)
         self._rollback: Sequence[UnitRuntime] = ()  # under loss scaling
         self.undo = Undo(self.state) if config.engine.recover else None
-        self.interrupted = False
+        self.interrupted, self._expected = False, 0
         self.planning = Planning(config, session.control, lambda *of: self._timeline.decided(*of))
         self.tracer = Tracer(session.rank, session.size)
         self._timeline = Timeline(self.tracer, lambda: self.planning.profiler.needs_s)
-        self._expected = 0
         self._communication.observe(self._carried, self._timed)
         self._communication.pass_through(gate_for(config, session.control, self._communication))
         self._communication.when_failed(self._broke)
@@ -134,6 +133,8 @@ class Engine:
         ticket: Ticket = Future()
         mark = self.device_stream.mark(gradients.values())
         with self._lock:
+            if self._error is not None:  # since then, and nobody would end the ticket
+                raise self._error
             if step != self._context.step or not self._arrivals.missing:
                 self._begin(step, loss_scale, hold_zeros, mark)
             complete = self._arrivals.arrive(gradients, mark, ticket)
