@@ -142,7 +142,7 @@ class UnitRuntime:
             check_finite: Whether `finite` is to know of it.
         """
         if not self._in_place:
-            self._put_back(gradients)
+            self._return_copies(gradients)
         self._largest = _largest(self._sources) if check_finite else 0.0
         self._values, self._sources = [], []
 
@@ -154,7 +154,7 @@ class UnitRuntime:
         """
         return all_delivered_finite([self])
 
-    def _put_back(self, gradients: Mapping[str, torch.Tensor]) -> None:
+    def _return_copies(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Write what was copied to where it came from."""
         parts = zip(self._parts, self._values, self._sources, strict=True)
         for (name, segment, _), value, source in parts:
